@@ -68,6 +68,7 @@ def wait():
     global failed
     pid, status = os.wait()
     number, read = running.pop(pid)
+    os.lseek(read, 0, 0)
     with os.fdopen(read, 'r') as f:
         text = f.read()
     if status != 0:

@@ -154,10 +154,10 @@ impl Fetcher<'_> {
 
     async fn fetch_wanted(&self, wanted: &[Wanted]) -> Result<Vec<Contents>> {
         let check = self.progress.start(Phase::Unpack, "checking the package cache", Some(wanted.len() as u64));
-        let done = std::sync::atomic::AtomicU64::new(0);
-        let found: Vec<Option<Contents>> = stream::iter(wanted)
-            .map(|wanted| async {
-                let found = self.look_up(wanted).await;
+        let done = &std::sync::atomic::AtomicU64::new(0);
+        let found: Vec<Option<Contents>> = stream::iter(0..wanted.len())
+            .map(|number| async move {
+                let found = self.look_up(&wanted[number]).await;
                 let done = done.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
                 self.progress.advance_to(check, done);
                 found
@@ -174,13 +174,13 @@ impl Fetcher<'_> {
         self.check_cache_space(&missing)?;
         let total = missing.iter().map(|wanted| wanted.size.unwrap_or(0)).sum();
         let reporter = Arc::new(Downloads::start(self.progress.clone(), missing.len(), total));
-        let fetched = stream::iter(wanted.iter().zip(found))
-            .map(|(wanted, found)| {
+        let fetched = stream::iter(found.into_iter().enumerate())
+            .map(|(number, found)| {
                 let reporter = reporter.clone();
                 async move {
                     match found {
                         Some(contents) => Ok(contents),
-                        None => self.obtain(wanted, reporter).await,
+                        None => self.obtain(&wanted[number], reporter).await,
                     }
                 }
             })

@@ -1,15 +1,15 @@
 //! Activation scripts for shells.
+//!
+//! Values are quoted so that no shell looks into them: a variable of an environment file is data, whatever characters it has. (rattler's own scripts put
+//! values between double quotes, where `$` and backticks are still alive, so they are not used here.)
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use rattler_conda_types::Subdir;
-use rattler_shell::activation::{ActivationVariables, Activator, PathModificationBehavior};
-use rattler_shell::shell::ShellEnum;
-
 use super::Prefix;
-use super::run::{Environment, run_environment};
+use super::run::{Environment, display_name, run_environment};
 use crate::error::{Error, Result};
 
 /// A shell that scripts are made for.
@@ -25,12 +25,6 @@ pub enum Shell {
     Fish,
     /// PowerShell, all versions.
     PowerShell,
-    /// xonsh.
-    Xonsh,
-    /// cmd.exe.
-    Cmd,
-    /// nushell.
-    Nu,
 }
 
 impl Shell {
@@ -40,16 +34,82 @@ impl Shell {
         name.and_then(|name| name.parse().ok()).unwrap_or(Shell::Posix)
     }
 
-    fn rattler(self) -> ShellEnum {
+    /// The ending of scripts in `activate.d` that it can run.
+    fn extension(self) -> &'static str {
         match self {
-            // The script for bash uses `export`, `unset` and `.` only.
-            Shell::Posix | Shell::Bash => ShellEnum::Bash(Default::default()),
-            Shell::Zsh => ShellEnum::Zsh(Default::default()),
-            Shell::Fish => ShellEnum::Fish(Default::default()),
-            Shell::PowerShell => ShellEnum::PowerShell(Default::default()),
-            Shell::Xonsh => ShellEnum::Xonsh(Default::default()),
-            Shell::Cmd => ShellEnum::CmdExe(Default::default()),
-            Shell::Nu => ShellEnum::NuShell(Default::default()),
+            Shell::Posix | Shell::Bash | Shell::Zsh => "sh",
+            Shell::Fish => "fish",
+            Shell::PowerShell => "ps1",
+        }
+    }
+
+    /// `text` as a word that the shell takes as it is.
+    fn quote(self, text: &str) -> String {
+        match self {
+            Shell::Posix | Shell::Bash | Shell::Zsh => format!("'{}'", text.replace('\'', r"'\''")),
+            Shell::Fish => format!("'{}'", text.replace('\\', r"\\").replace('\'', r"\'")),
+            // PowerShell ends a string at typographic quotes too, and doubling is how each is written.
+            Shell::PowerShell => {
+                let doubled: String = text
+                    .chars()
+                    .flat_map(|c| std::iter::repeat_n(c, if matches!(c, '\'' | '\u{2018}' | '\u{2019}' | '\u{201a}' | '\u{201b}') { 2 } else { 1 }))
+                    .collect();
+                format!("'{doubled}'")
+            }
+        }
+    }
+
+    fn set(self, name: &str, value: &str) -> String {
+        let value = self.quote(value);
+        match self {
+            Shell::Posix | Shell::Bash | Shell::Zsh => format!("export {name}={value}\n"),
+            Shell::Fish => format!("set -gx {name} {value}\n"),
+            Shell::PowerShell => format!("${{Env:{name}}} = {value}\n"),
+        }
+    }
+
+    fn unset(self, name: &str) -> String {
+        match self {
+            Shell::Posix | Shell::Bash | Shell::Zsh => format!("unset {name}\n"),
+            Shell::Fish => format!("set -e {name}\n"),
+            Shell::PowerShell => format!("Remove-Item -ErrorAction SilentlyContinue 'Env:{name}'\n"),
+        }
+    }
+
+    fn copy(self, from: &str, to: &str) -> String {
+        match self {
+            Shell::Posix | Shell::Bash | Shell::Zsh => format!("export {to}=\"${{{from}-}}\"\n"),
+            Shell::Fish => format!("set -gx {to} ${from}\n"),
+            Shell::PowerShell => format!("${{Env:{to}}} = ${{Env:{from}}}\n"),
+        }
+    }
+
+    /// Puts a folder in front of the PATH that there is when the script runs, which may be later and elsewhere.
+    fn prepend_path(self, folder: &str) -> String {
+        let folder = self.quote(folder);
+        match self {
+            Shell::Posix | Shell::Bash | Shell::Zsh => format!("export PATH={folder}\"${{PATH:+:${{PATH}}}}\"\n"),
+            Shell::Fish => format!("set -gx PATH {folder} $PATH\n"),
+            Shell::PowerShell => format!("${{Env:PATH}} = {folder} + [IO.Path]::PathSeparator + ${{Env:PATH}}\n"),
+        }
+    }
+
+    fn set_path(self, folders: &[PathBuf]) -> String {
+        let folders: Vec<String> = folders.iter().map(|folder| folder.to_string_lossy().into_owned()).collect();
+        match self {
+            Shell::Fish => {
+                let words: Vec<String> = folders.iter().map(|folder| self.quote(folder)).collect();
+                format!("set -gx PATH {}\n", words.join(" "))
+            }
+            _ => self.set("PATH", &folders.join(if cfg!(windows) { ";" } else { ":" })),
+        }
+    }
+
+    fn source(self, script: &Path) -> String {
+        let script = self.quote(&script.to_string_lossy());
+        match self {
+            Shell::Posix | Shell::Bash | Shell::Zsh | Shell::PowerShell => format!(". {script}\n"),
+            Shell::Fish => format!("source {script}\n"),
         }
     }
 }
@@ -64,61 +124,115 @@ impl FromStr for Shell {
             "zsh" => Shell::Zsh,
             "fish" => Shell::Fish,
             "powershell" | "pwsh" => Shell::PowerShell,
-            "xonsh" => Shell::Xonsh,
-            "cmd" => Shell::Cmd,
-            "nu" | "nushell" => Shell::Nu,
-            _ => {
-                return Err(Error::usage(format!("`{text}` is no shell that is known here"))
-                    .hint("one of posix, bash, zsh, fish, powershell, xonsh, cmd, nu"));
-            }
+            _ => return Err(Error::usage(format!("`{text}` is no shell that scripts can be made for")).hint("one of posix, bash, zsh, fish, powershell")),
         })
     }
 }
 
-fn activator(prefix: &Prefix, shell: Shell) -> Result<Activator<ShellEnum>> {
-    let subdir = Subdir::current().ok_or_else(|| Error::failure("this machine's platform is not known to conda"))?;
-    let fail = |error: &(dyn std::error::Error + 'static)| {
-        Error::failure(format!("cannot prepare `{}` for a shell", prefix.path().display())).because_of(error)
-    };
-    // Damaged variables get our message, which names the file and says what it should look like.
-    let variables = prefix.all_variables()?;
-    let mut activator = Activator::from_path(prefix.path(), shell.rattler(), subdir).map_err(|error| fail(&error))?;
-    // As written: the crate would turn their names to upper case.
-    activator.env_vars = variables;
-    activator.env_vars.insert("CONDA_DEFAULT_ENV".to_owned(), super::run::display_name(prefix.path()));
-    Ok(activator)
+/// The scripts of `etc/conda/KIND` that `shell` can run, in order of name.
+fn scripts(prefix: &Path, kind: &str, shell: Shell) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = std::fs::read_dir(prefix.join("etc/conda").join(kind))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == shell.extension()) && path.is_file())
+        .collect();
+    found.sort();
+    found
 }
 
-fn variables(env: &HashMap<String, String>, active: Option<PathBuf>) -> ActivationVariables {
-    ActivationVariables {
-        // A prefix that is gone cannot be deactivated.
-        conda_prefix: active.filter(|path| path.join("conda-meta").is_dir()),
-        path: None,
-        path_modification_behavior: PathModificationBehavior::Prepend,
-        current_env: env.clone(),
+/// Whether `name` can be a variable in every shell; others are left out of scripts, where they could be commands.
+fn is_variable_name(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+fn checked_variables(prefix: &Prefix) -> Result<Vec<(String, String)>> {
+    let variables: Vec<(String, String)> = prefix.all_variables()?.into_iter().collect();
+    if let Some((bad, _)) = variables.iter().find(|(name, value)| !is_variable_name(name) || value.contains('\0')) {
+        return Err(Error::failure(format!("{bad:?} cannot be a variable of a shell"))
+            .because(format!("the environment `{}` sets it", prefix.path().display()))
+            .hint("names have letters, digits and `_` only"));
     }
+    Ok(variables)
+}
+
+fn backup(name: &str) -> String {
+    format!("CONDA_ENV_SHLVL_1_{name}")
+}
+
+/// Removes `prefix` from the shell: its scripts, its variables (older values come back), its folder on PATH.
+fn leave(script: &mut String, prefix: &Path, shell: Shell, env: &HashMap<String, String>) -> Result<()> {
+    for path in scripts(prefix, "deactivate.d", shell).iter().rev() {
+        script.push_str(&shell.source(path));
+    }
+    let variables = Prefix::open(prefix).and_then(|prefix| checked_variables(&prefix)).unwrap_or_default();
+    for (name, _) in variables {
+        if env.contains_key(&backup(&name)) {
+            script.push_str(&shell.copy(&backup(&name), &name));
+            script.push_str(&shell.unset(&backup(&name)));
+        } else {
+            script.push_str(&shell.unset(&name));
+        }
+    }
+    Ok(())
+}
+
+fn path_without(env: &HashMap<String, String>, prefix: &Path) -> Vec<PathBuf> {
+    let bin = prefix.join("bin");
+    env.get("PATH").map(|path| std::env::split_paths(path).filter(|folder| *folder != bin).collect()).unwrap_or_default()
 }
 
 /// The script that activates the environment when `shell` evaluates it. `env`: the variables of the shell; an environment that is active
 /// there is deactivated first.
 ///
 /// # Errors
-/// The variables of the environment cannot be read.
+/// The variables of the environment cannot be read or are no variables of a shell.
 pub fn activation(prefix: &Prefix, shell: Shell, env: &HashMap<String, String>) -> Result<String> {
-    let active = env.get("CONDA_PREFIX").map(PathBuf::from);
-    let fail = |error: &(dyn std::error::Error + 'static)| Error::failure("cannot write the activation script").because_of(error);
-    let result = activator(prefix, shell)?.activation(variables(env, active)).map_err(|error| fail(&error))?;
-    result.script.contents().map_err(|error| fail(&error))
+    let mut script = String::new();
+    let variables = checked_variables(prefix)?;
+    // A prefix that is gone has nothing to deactivate.
+    let active = env.get("CONDA_PREFIX").map(PathBuf::from).filter(|path| path.join("conda-meta").is_dir());
+    let bin = prefix.path().join("bin");
+    match &active {
+        Some(active) => {
+            leave(&mut script, active, shell, env)?;
+            let mut folders = vec![bin.clone()];
+            folders.extend(path_without(env, active).into_iter().filter(|folder| *folder != bin));
+            script.push_str(&shell.set_path(&folders));
+        }
+        None => script.push_str(&shell.prepend_path(&bin.to_string_lossy())),
+    }
+    let name = display_name(prefix.path());
+    script.push_str(&shell.set("CONDA_PREFIX", &prefix.path().to_string_lossy()));
+    script.push_str(&shell.set("CONDA_DEFAULT_ENV", &name));
+    script.push_str(&shell.set("CONDA_PROMPT_MODIFIER", &format!("({name}) ")));
+    script.push_str(&shell.set("CONDA_SHLVL", "1"));
+    for (name, value) in &variables {
+        // With an environment active, what is set may be that one's value, which `leave` has just taken back.
+        if env.contains_key(name) && active.is_none() {
+            script.push_str(&shell.copy(name, &backup(name)));
+        }
+        script.push_str(&shell.set(name, value));
+    }
+    for path in scripts(prefix.path(), "activate.d", shell) {
+        script.push_str(&shell.source(&path));
+    }
+    Ok(script)
 }
 
-/// The script that undoes [`activation`].
+/// The script that undoes [`activation`]; `env`: the variables of the shell.
 ///
 /// # Errors
-/// As for [`activation`].
+/// None at present; damaged variables of the environment are left as they are.
 pub fn deactivation(prefix: &Prefix, shell: Shell, env: &HashMap<String, String>) -> Result<String> {
-    let fail = |error: &(dyn std::error::Error + 'static)| Error::failure("cannot write the deactivation script").because_of(error);
-    let result = activator(prefix, shell)?.deactivation(variables(env, None)).map_err(|error| fail(&error))?;
-    result.script.contents().map_err(|error| fail(&error))
+    let mut script = String::new();
+    leave(&mut script, prefix.path(), shell, env)?;
+    script.push_str(&shell.set_path(&path_without(env, prefix.path())));
+    for name in ["CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CONDA_PROMPT_MODIFIER", "CONDA_SHLVL"] {
+        let _ = write!(script, "{}", shell.unset(name));
+    }
+    Ok(script)
 }
 
 /// What activation changes, for `shell-hook --json`: the variables it sets, and those it removes as null.

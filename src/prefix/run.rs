@@ -96,12 +96,8 @@ pub fn run_environment(prefix: &Prefix, env: &Environment) -> Result<Environment
     let path = std::env::join_paths([bin.clone()].into_iter().chain(rest))
         .map_err(|error| Error::new(Kind::Run(125), format!("the path `{}` cannot be part of PATH", bin.display())).because(error))?;
     result.insert(own("PATH"), path);
-    let level = if active.is_some() {
-        env.get(OsStr::new("CONDA_SHLVL")).and_then(|level| level.to_str()?.parse::<u32>().ok()).unwrap_or(1)
-    } else {
-        0
-    };
-    result.insert(own("CONDA_SHLVL"), (level.max(1)).to_string().into());
+    // An environment that is active is left, not stacked upon.
+    result.insert(own("CONDA_SHLVL"), "1".into());
     result.insert(own("CONDA_PREFIX"), prefix.path().into());
     result.insert(own("CONDA_DEFAULT_ENV"), display_name(prefix.path()).into());
     result.insert(own("CONDA_PROMPT_MODIFIER"), format!("({}) ", display_name(prefix.path())).into());
@@ -348,7 +344,7 @@ mod tests {
         assert_eq!(text(&after, "CONDA_PREFIX"), prefix.path().to_str().unwrap());
         assert_eq!(
             (text(&after, "CONDA_DEFAULT_ENV"), text(&after, "CONDA_SHLVL"), text(&after, "lower"), text(&after, "KEEP")),
-            ("train", "2", "x", "me")
+            ("train", "1", "x", "me")
         );
     }
 
