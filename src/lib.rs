@@ -17,6 +17,12 @@ pub mod cli;
 pub mod config;
 /// One error type: kind (exit code), message, causes, hints, place.
 pub mod error;
+/// Inputs to a solution: the path that every planning command takes.
+pub mod resolve;
+/// The main job in one call: inputs to an environment.
+pub mod create;
+/// Searching the channels.
+pub mod search;
 /// The GPU side: drivers, the caching allocator, traces.
 pub mod gpu;
 /// A solution to a prefix: fetch, stage, link, compile, rename.
