@@ -236,9 +236,11 @@ fn none_usable(options: &HostOptions, records: &[Record]) -> Error {
     if records.is_empty() {
         error = error.because("none was found on PATH, in ~/.pyenv, in ~/.local/share/uv/python, in /usr/local, or in a conda prefix");
     }
-    if options.interpreter.is_none() {
-        error = error.hint("name a relocatable CPython, one built from source or by pyenv or uv: TARE_HOST_PYTHON=/path/to/python3");
-    }
+    error = error.hint(if options.interpreter.is_none() {
+        "name a relocatable CPython, one built from source or by pyenv or uv: TARE_HOST_PYTHON=/path/to/python3"
+    } else {
+        "let TARE_HOST_PYTHON name a relocatable CPython, one built from source or by pyenv or uv, or unset it to search for one"
+    });
     error.hint("where conda-forge can be reached, start from it instead: tare create -f envs/quickstart-conda.yml")
 }
 

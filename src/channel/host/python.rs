@@ -618,9 +618,11 @@ fn replace_prefix(bytes: &[u8], prefixes: &[String]) -> Option<Vec<u8>> {
     changed.then_some(out)
 }
 
-/// Whether a path can start after `before`: not within a longer path, but right after `-L`, `-I` and the like.
+/// Whether a path can start after `before`: not within a longer path, but right after `-L`, `-I` and the like, and after the
+/// lone dot with which the Makefile writes a path below a staging folder.
 fn may_start(before: &[u8]) -> bool {
     match before {
+        [head @ .., b'.'] if !head.ends_with(b".") && !head.ends_with(b"/") && !head.last().is_some_and(u8::is_ascii_alphanumeric) => true,
         [.., b'-', b'L' | b'I' | b'R' | b'F'] => true,
         [.., last] => !(last.is_ascii_alphanumeric() || matches!(last, b'_' | b'-' | b'.' | b'/' | 0x80..)),
         [] => true,
@@ -693,10 +695,10 @@ mod tests {
     #[test]
     fn only_whole_paths_are_replaced_and_other_bytes_kept() {
         let prefixes = vec!["/opt/py/3.11.7".to_owned(), "/opt/py".to_owned()];
-        let text = b"a=/opt/py/3.11.7/lib -L/opt/py/3.11.7/lib '/opt/py' /opt/pypy /x/opt/py /opt/py-2 /opt/py.d end /opt/py.\xff\n";
+        let text = b"a=/opt/py/3.11.7/lib -L/opt/py/3.11.7/lib '/opt/py' /opt/pypy /x/opt/py /opt/py-2 /opt/py.d ./opt/py/x a./opt/py ../opt/py end /opt/py.\xff\n";
         let replaced = replace_prefix(text, &prefixes).unwrap();
         let back = String::from_utf8_lossy(&replaced).replace(PLACEHOLDER, "@");
-        assert_eq!(back, "a=@/lib -L@/lib '@' /opt/pypy /x/opt/py /opt/py-2 /opt/py.d end @.\u{fffd}\n");
+        assert_eq!(back, "a=@/lib -L@/lib '@' /opt/pypy /x/opt/py /opt/py-2 /opt/py.d .@/x a./opt/py ../opt/py end @.\u{fffd}\n");
         assert_eq!(replace_prefix(b"nothing here", &prefixes), None);
         assert_eq!(replace_prefix(b"\x7fELF /opt/py", &prefixes), None);
     }
