@@ -386,7 +386,8 @@ impl Reader<'_> {
                     return Ok(());
                 }
                 let place = self.text.place(item.span.clone(), "");
-                let dependency = super::parse_dependency(text.trim(), self.text.base_dir.as_deref(), self.options, place)?;
+                let dependency =
+                    super::parse_dependency(text.trim(), self.text.base_dir.as_deref(), self.options, place, &mut self.out.warnings)?;
                 self.out.dependencies.push(dependency);
                 Ok(())
             }

@@ -221,7 +221,8 @@ pub(super) fn read_list(text: &Text, options: &ReadOptions, out: &mut EnvSpec) -
                 _ => {}
             }
         }
-        out.dependencies.push(super::parse_dependency(written, text.base_dir.as_deref(), options, place)?);
+        let dependency = super::parse_dependency(written, text.base_dir.as_deref(), options, place, &mut out.warnings)?;
+        out.dependencies.push(dependency);
     }
     Ok(())
 }

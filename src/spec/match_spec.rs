@@ -14,18 +14,67 @@ pub const MAX_LEN: usize = 2000;
 /// Empty text, names that begin with `-` (a misplaced option), unknown shapes such as `chan:label::x`, globs as names, text
 /// beyond [`MAX_LEN`], and whatever the grammar forbids; each with the offending part and a hint. The place, if any, is the error's.
 pub fn parse_match_spec(text: &str, place: Option<Place>) -> Result<MatchSpec> {
-    check(text).map_err(|error| match place {
-        Some(place) => error.at(place),
+    parse_with_warning(text, place).map(|(spec, _)| spec)
+}
+
+/// As [`parse_match_spec`], and what was read past, as conda does: extras (`dask[array]`) and an operator without version (`tqdm=`).
+///
+/// # Errors
+/// As [`parse_match_spec`].
+pub fn parse_with_warning(text: &str, place: Option<Place>) -> Result<(MatchSpec, Option<Error>)> {
+    let at = |error: Error| match &place {
+        Some(place) => error.at(place.clone()),
         None => error,
-    })
+    };
+    let (cleaned, warning) = clean(text.trim());
+    let spec = check(text, &cleaned).map_err(at)?;
+    Ok((spec, warning.map(at)))
+}
+
+/// Removes what conda reads past: quotes outside of brackets, extras, a single `=` at the end.
+fn clean(text: &str) -> (String, Option<Error>) {
+    let bracket = text.find('[').unwrap_or(text.len());
+    let (head, tail) = text.split_at(bracket);
+    let head = head.replace(['\'', '"'], "");
+    if let Some(close) = tail.find(']') {
+        let inner = &tail[1..close];
+        let is_name = |word: &str| !word.trim().is_empty() && word.trim().bytes().all(is_name_byte);
+        let name = head.trim_end().rsplit("::").next().unwrap_or("");
+        if is_name(name) && head == head.trim_end() && inner.split(',').all(is_name) {
+            let rest = &tail[close + 1..];
+            let warning = Error::usage(format!(
+                "`[{}]` behind `{}` has no meaning and is ignored: conda packages have no extras",
+                quote(inner),
+                quote(&head)
+            ))
+            .hint(format!("name what the extra brings as packages of their own, or move `{}` into the `pip:` section", quote(text)));
+            return (format!("{head}{rest}"), Some(warning));
+        }
+    }
+    if tail.is_empty()
+        && let Some(name) = head.strip_suffix('=')
+        && name.rsplit("::").next().is_some_and(|name| !name.is_empty() && name.bytes().all(is_name_byte))
+    {
+        let warning = Error::usage(format!("no version stands behind `{}`, so any version will do", quote(&head)))
+            .hint(format!("write `{0}`, or `{0}=1.2`", quote(name)));
+        return (name.to_owned(), Some(warning));
+    }
+    (format!("{head}{tail}"), None)
+}
+
+fn is_name_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.')
 }
 
 fn invalid(text: &str) -> Error {
     Error::usage(format!("invalid match spec `{}`", quote(text)))
 }
 
-fn check(written: &str) -> Result<MatchSpec> {
-    let text = written.trim();
+/// `written` is for messages, `text` is what is parsed.
+fn check(written: &str, text: &str) -> Result<MatchSpec> {
+    let written = written.trim();
+    let invalid = |_: &str| invalid(written);
+    let text = text.trim();
     if text.is_empty() {
         return Err(Error::usage("empty match spec").hint("write the name of a package, such as `python` or `python=3.11`"));
     }
@@ -146,20 +195,6 @@ fn pip_syntax(text: &str) -> Option<String> {
     }
     if text.contains(';') && !text.contains("; if") {
         return Some("markers behind `;` work in the `pip:` section only; for a platform write `# [linux]` behind the item".to_owned());
-    }
-    // `name[extra]` and `name[a,b]>=1`: the bracket holds no `key=value`.
-    let open = text.find('[')?;
-    let close = text[open..].find(']')? + open;
-    let inner = &text[open + 1..close];
-    let name = text[..open].trim();
-    let is_name =
-        |word: &str| !word.trim().is_empty() && word.trim().bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
-    if is_name(name) && !inner.contains('=') && inner.split(',').all(is_name) && !super::selector::is_word(inner.trim()) {
-        return Some(format!(
-            "conda packages have no extras: write `{}` and name what the extra brings, or move `{}` into the `pip:` section",
-            quote(&format!("{}{}", name, &text[close + 1..])),
-            quote(text)
-        ));
     }
     None
 }

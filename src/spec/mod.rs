@@ -30,7 +30,7 @@ pub mod yaml;
 #[cfg(test)]
 mod tests;
 
-pub use match_spec::parse_match_spec;
+pub use match_spec::{parse_match_spec, parse_with_warning};
 pub use requirements::{ArtifactHash, EditableTarget, Location, PipItem, PipKind, Requirement, Vcs};
 pub use source::{Text, mask_secrets};
 
@@ -347,7 +347,7 @@ pub fn read(inputs: &[Fetched], command_line: &[String], options: &ReadOptions) 
                 .at(place)
                 .hint(format!("give it with -f: -f {}", quote(&shown))));
         }
-        let dependency = parse_dependency(&shown, None, options, place)?;
+        let dependency = parse_dependency(&shown, None, options, place, &mut merged.warnings)?;
         push_dependency(&mut merged.dependencies, dependency);
     }
     if let Some(explicit) = &merged.explicit {
@@ -457,7 +457,13 @@ fn merge(into: &mut EnvSpec, part: EnvSpec) -> Result<()> {
 }
 
 /// A match spec, or the URL or path of a package archive.
-fn parse_dependency(text: &str, base_dir: Option<&Path>, options: &ReadOptions, place: Place) -> Result<Dependency> {
+fn parse_dependency(
+    text: &str,
+    base_dir: Option<&Path>,
+    options: &ReadOptions,
+    place: Place,
+    warnings: &mut Vec<Error>,
+) -> Result<Dependency> {
     if explicit::names_archive(text) {
         return explicit::archive_dependency(text, base_dir, options, place);
     }
@@ -467,7 +473,8 @@ fn parse_dependency(text: &str, base_dir: Option<&Path>, options: &ReadOptions, 
             .at(place)
             .hint("Python packages by URL go into the `pip:` section; channels are listed under `channels:`"));
     }
-    let spec = parse_match_spec(text, Some(place.clone()))?;
+    let (spec, warning) = match_spec::parse_with_warning(text, Some(place.clone()))?;
+    warnings.extend(warning);
     Ok(Dependency::Match { spec, text: text.to_owned(), place: Some(place) })
 }
 

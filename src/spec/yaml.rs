@@ -427,7 +427,7 @@ fn syntax_error(text: &Text, error: &granit_parser::ScanError) -> Error {
         let previous_start = text.text.get(..line_start.saturating_sub(1)).and_then(|before| before.rfind('\n')).map_or(0, |at| at + 1);
         text.slice(previous_start..line_start + line.len()).to_owned()
     };
-    if message.contains("limit") && message.contains("nest") {
+    if matches!(error.kind(), granit_parser::ErrorKind::RecursionLimitExceeded) {
         return Error::usage(format!("nested more than {MAX_DEPTH} levels deep"))
             .at(text.place(offset..text.rest_of_line(offset).end, "here"))
             .hint("no environment file needs this: check its indentation and brackets");
