@@ -154,10 +154,6 @@ impl<'p, 'a> Facts<'p, 'a> {
         made
     }
 
-    pub fn known(&self, name: &str) -> bool {
-        self.by_name.contains_key(name)
-    }
-
     pub fn all_names(&self) -> Vec<&'a str> {
         let mut names: Vec<&'a str> = self.by_name.keys().copied().collect();
         names.sort_unstable();
