@@ -11,6 +11,7 @@ use crate::channel::Session;
 use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::install::{self, Cancel, ExistingEnvironment, Installed, LinkMode, LinkScripts, Plan, TargetState};
+use crate::prefix::{Places, Which};
 use crate::report::Progress;
 use crate::resolve::{self, Inputs, Prepared, Resolved};
 use crate::solve;
@@ -164,16 +165,19 @@ pub async fn plan_install(prefix: &std::path::Path, inputs: &Inputs, settings: &
 
 fn place(options: &Options, prepared: &Prepared, settings: &Settings) -> Result<PathBuf> {
     let spec = &prepared.spec;
-    if let Some(prefix) = &options.prefix {
-        return install::resolve_prefix(prefix);
+    let mut which = Which { name: options.name.clone(), prefix: options.prefix.clone() };
+    if which == Which::default() {
+        which.name.clone_from(&spec.name);
+        if which.name.is_none() {
+            which.prefix.clone_from(&spec.prefix);
+        }
     }
-    if let Some(name) = options.name.as_ref().or(spec.name.as_ref()) {
-        return install::resolve_prefix(&crate::prefix::place_of_name(name, settings)?);
-    }
-    match &spec.prefix {
-        Some(prefix) => install::resolve_prefix(prefix),
-        None => Err(Error::usage("the environment has no name").hint("name it: -n NAME, -p PATH, or `name:` in the file")),
-    }
+    crate::prefix::place_for_new(&which, &places(settings))
+}
+
+/// Where environments are looked for.
+pub fn places(settings: &Settings) -> Places {
+    Places::new(settings.envs_dirs.value.clone(), settings.home.clone(), |name| std::env::var(name).ok())
 }
 
 /// Why the environment is not what the request would make; `None` if it is. Nothing is solved for that: an equal request

@@ -7,6 +7,7 @@ use crate::config::{self, Settings, Sourced};
 use crate::error::Result;
 use crate::install::LinkMode;
 use crate::platform::GpuIntent;
+use crate::prefix::{Places, Which};
 use crate::resolve::Inputs;
 use crate::solve::PriorityChoice;
 use crate::ui::Printer;
@@ -55,7 +56,18 @@ impl<'a> Context<'a> {
 
 /// The prefix that `-n`, `-p` or CONDA_PREFIX name.
 pub fn locate(environment: &EnvironmentArgs, settings: &Settings) -> Result<PathBuf> {
-    crate::prefix::locate(environment.name.as_deref(), environment.prefix.as_deref(), settings)
+    let which = Which { name: environment.name.clone(), prefix: environment.prefix.clone() };
+    crate::prefix::locate(&which, &places(settings))
+}
+
+/// Where environments are looked for.
+pub fn places(settings: &Settings) -> Places {
+    crate::create::places(settings)
+}
+
+/// The variables of this process.
+pub fn environment() -> crate::prefix::Environment {
+    std::env::vars_os().collect()
 }
 
 /// The request part of a command line.

@@ -44,7 +44,7 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
         Outcome::Created(planned, installed) => {
             let environment = match &args.environment.prefix {
                 Some(_) => format!("-p {}", quoted(&installed.prefix.display().to_string())),
-                None => match crate::prefix::name_of(&installed.prefix, &context.settings) {
+                None => match name_of(&installed.prefix, context) {
                     Some(name) => format!("-n {name}"),
                     None => format!("-p {}", quoted(&installed.prefix.display().to_string())),
                 },
@@ -58,6 +58,14 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
         }
     }
     Ok(0)
+}
+
+/// The name of an environment that lies in the first environments folder.
+fn name_of(prefix: &std::path::Path, context: &Context<'_>) -> Option<String> {
+    let folder = context.settings.envs_dirs.value.first()?;
+    let folder = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
+    let parent = std::fs::canonicalize(prefix.parent()?).ok()?;
+    (parent == folder).then(|| prefix.file_name().map(|name| name.to_string_lossy().into_owned())).flatten()
 }
 
 fn quoted(text: &str) -> String {

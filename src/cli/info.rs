@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::args::InfoArgs;
-use super::context::{Context, gpu};
+use super::context::{Context, gpu, places};
 use crate::create::virtual_packages_json;
 use crate::error::Result;
 use crate::platform::{self, TargetOptions};
@@ -17,7 +17,7 @@ pub fn info(args: &InfoArgs, context: &Context<'_>) -> Result<u8> {
     options.gpu = gpu(args.target.gpu);
     options.virtual_packages.clone_from(&args.target.virtual_packages);
     let target = platform::target(&options)?;
-    let known = if args.envs || context.printer.is_json() { crate::prefix::list_known(settings) } else { Vec::new() };
+    let known = if args.envs || context.printer.is_json() { crate::prefix::list_known(&places(settings), false) } else { Vec::new() };
     let packages_dir = settings.cache_dir.value.join(rattler_cache::PACKAGE_CACHE_DIR);
     let mut pkgs_dirs = vec![packages_dir];
     pkgs_dirs.extend(settings.pkgs_dirs.value.iter().cloned());
@@ -71,7 +71,7 @@ pub fn info(args: &InfoArgs, context: &Context<'_>) -> Result<u8> {
     }
     if args.envs {
         text.push_str("\nenvironments\n");
-        text.push_str(&super::env::table_of(&known));
+        text.push_str(&crate::prefix::environments_text(&known));
     }
     context.printer.data(&text);
     Ok(0)

@@ -3,31 +3,30 @@
 use super::args::ListArgs;
 use super::context::Context;
 use crate::error::Result;
-use crate::prefix::{Prefix, list};
+use crate::prefix::{self, Hashes, ListOptions, Prefix};
 
 pub fn list(args: &ListArgs, context: &Context<'_>) -> Result<u8> {
-    let prefix = Prefix::open(&context.locate(&args.environment)?)?;
-    let options = list::Options { pattern: args.pattern.clone(), full_name: args.full_name, pip: !args.no_pip };
+    let prefix = Prefix::open(context.locate(&args.environment)?)?;
+    let printer = context.printer;
     if args.revisions {
-        let revisions = list::revisions(&prefix)?;
-        context.printer.json_bare(&serde_json::json!(revisions));
-        context.printer.data(&list::revisions_text(&revisions));
+        let revisions = prefix.history()?;
+        printer.json_bare(&serde_json::json!(revisions));
+        printer.data(&prefix::revisions_text(&revisions));
         return Ok(0);
     }
-    let packages = list::packages(&prefix, &options)?;
-    if context.printer.is_json() {
-        context.printer.json_bare(&list::json(&packages));
-    } else if args.explicit {
-        let hash = match (args.md5, args.sha256) {
-            (true, _) => list::Hash::Md5,
-            (_, true) => list::Hash::Sha256,
-            _ => list::Hash::None,
+    if args.explicit && !printer.is_json() {
+        let hashes = match (args.md5, args.sha256) {
+            (true, _) => Hashes::Md5,
+            (_, true) => Hashes::Sha256,
+            _ => Hashes::None,
         };
-        context.printer.data(&list::explicit(&prefix, &options, hash)?);
-    } else if args.export {
-        context.printer.data(&list::export(&prefix, &packages));
-    } else {
-        context.printer.data(&list::text(&prefix, &packages));
+        printer.data(&prefix::explicit_text(&prefix, hashes)?);
+        return Ok(0);
     }
+    let options =
+        ListOptions { pattern: args.pattern.clone(), full_name: args.full_name, no_pip: args.no_pip, ..ListOptions::default() };
+    let rows = prefix::rows(&prefix, &options)?;
+    printer.json_bare(&serde_json::json!(rows));
+    printer.data(&if args.export { prefix::export_text(&prefix, &rows) } else { prefix::list_text(&prefix, &rows) });
     Ok(0)
 }

@@ -133,7 +133,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Search(args) => block_on(search::search(&args, &context)),
                 Command::Why(args) => why::why(&args, &context),
                 Command::Config(args) => config::config(args.command, &context),
-                Command::Clean(args) => clean::clean(&args, &context),
+                Command::Clean(args) => block_on(clean::clean(&args, &context)),
                 Command::Auth(args) => auth::auth(args, &context),
                 Command::Completions(_) | Command::DetectGpu | Command::Gpu(_) | Command::Run(_) => Ok(0),
             }

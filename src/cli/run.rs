@@ -1,7 +1,7 @@
 //! `tare run`
 
 use super::args::{Global, RunArgs};
-use super::context::{locate, settings};
+use super::context::{environment, locate, settings};
 use crate::error::{Error, Result};
 use crate::prefix::{self, Prefix, RunOptions};
 
@@ -14,6 +14,7 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<u8> {
         }
     }
     let settings = settings(global)?;
-    let prefix = Prefix::open(&locate(&args.environment, &settings)?)?;
-    prefix::run(&prefix, &args.command, &RunOptions { cwd: args.cwd.clone(), env, clean_env: args.clean_env })
+    let prefix = Prefix::open(locate(&args.environment, &settings)?)?;
+    let options = RunOptions { cwd: args.cwd.clone(), set: env, clean: args.clean_env };
+    prefix::run(&prefix, &args.command, &options, &environment())
 }
