@@ -90,7 +90,7 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
             },
             TargetState::Absent | TargetState::EmptyFolder | TargetState::Foreign | TargetState::File => {
                 // Refused now rather than after a long solve.
-                install::check_target(&prefix, options.force)?;
+                install::accept_target(&prefix, options.force)?;
             }
         }
     }
@@ -105,7 +105,7 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
         return Ok(Outcome::Planned(Box::new(planned)));
     }
     let plan = plan(&planned, options, settings)?;
-    match install::create(&plan, &session, progress).await {
+    match install::create_with(&plan, &session.package_cache, session.client.clone(), progress).await {
         Ok(installed) => Ok(Outcome::Created(Box::new(planned), Box::new(installed))),
         Err(error) => {
             // Another process may have made the very environment while this one waited for its lock.

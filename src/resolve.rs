@@ -140,7 +140,10 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
         None => parse_priority(&settings.channel_priority.value, &settings.channel_priority.source)?,
     };
     let exclude_newer = match &inputs.exclude_newer {
-        Some(text) => Some(crate::config::parse_time(text, "--exclude-newer")?),
+        Some(text) => Some(
+            crate::config::parse_exclude_newer(text, jiff::Timestamp::now())
+                .map_err(|why| Error::usage("bad value of `--exclude-newer`").because(why))?,
+        ),
         None => settings.exclude_newer.value,
     };
     let mut pinned = Vec::new();
@@ -249,7 +252,7 @@ pub async fn resolve(
         {
             progress.warn(&format!("the explicit list is for {platform}, this environment is for {}", prepared.target.subdir), &[]);
         }
-        let records = crate::install::records_for_explicit(explicit, session, progress).await?;
+        let records = records_of(&explicit.packages, session, progress).await?;
         let requested = Vec::new();
         return Ok(Resolved { records: solve::topological(records), requested, solution: None });
     }
@@ -277,8 +280,7 @@ pub async fn resolve(
     // An archive given by URL is one fixed candidate of its name.
     let mut pins = Vec::new();
     if !direct.is_empty() {
-        let explicit = spec::ExplicitSpec { platform: None, packages: direct };
-        pins = crate::install::records_for_explicit(&explicit, session, progress.clone()).await?;
+        pins = records_of(&direct, session, progress.clone()).await?;
         for record in &pins {
             let exact = format!("{} =={} {}", record.package_record.name.as_normalized(), record.package_record.version, record.package_record.build);
             specs.push(spec::parse_match_spec(&exact, None)?);
@@ -299,12 +301,6 @@ pub async fn resolve(
             wanted.push(spec);
         }
     }
-    if prepared.gpu == GpuIntent::Require {
-        // The names that a GPU constraint may bring in.
-        for name in solve::gpu::REQUIRE_NAMES {
-            wanted.push(spec::parse_match_spec(name, None)?);
-        }
-    }
     let repodata = session.repodata(&prepared.channels, &subdirs, &wanted, true).await?;
 
     let locked = adopt(locked, &repodata);
@@ -319,7 +315,7 @@ pub async fn resolve(
     request.gpu = prepared.gpu;
     request.exclude_newer = prepared.exclude_newer;
     request.driver_version = prepared.target.gpu.driver_version();
-    request.pip_names = prepared.spec.pip.iter().filter_map(|item| item.name().map(|name| name.to_string())).collect();
+    request.pip_names = prepared.spec.pip.iter().filter_map(pip_name).collect();
     request.lookup = Some(Arc::new(SessionLookup {
         session: session.clone(),
         channels: prepared.channels.clone(),
@@ -339,6 +335,37 @@ pub async fn resolve(
         progress.warn(warning, &[]);
     }
     Ok(Resolved { records: solution.records.clone(), requested: specs, solution: Some(solution) })
+}
+
+fn pip_name(item: &spec::PipItem) -> Option<String> {
+    match &item.kind {
+        spec::PipKind::Requirement { .. } => None,
+        _ => None,
+    }
+}
+
+/// The hash that an explicit list or a dependency gives for an archive.
+fn archive(package: &spec::ExplicitPackage) -> crate::install::Archive {
+    let (mut md5, mut sha256) = (None, None);
+    match &package.hash {
+        Some(spec::ExplicitHash::Md5(hash)) => md5 = Some((*hash).into()),
+        Some(spec::ExplicitHash::Sha256(hash)) => sha256 = Some((*hash).into()),
+        None => {}
+    }
+    crate::install::Archive { url: package.url.clone(), md5, sha256 }
+}
+
+/// Records for archives named by URL, with the metadata inside them.
+async fn records_of(packages: &[spec::ExplicitPackage], session: &Session, progress: Arc<dyn Progress>) -> Result<Vec<RepoDataRecord>> {
+    let archives: Vec<_> = packages.iter().map(archive).collect();
+    crate::install::records_for_archives(
+        &archives,
+        &session.package_cache,
+        session.client.clone(),
+        progress,
+        &crate::install::Cancel::new(),
+    )
+    .await
 }
 
 /// Installed records as the channels describe them, where they still do: conda-meta written by other tools may lack

@@ -51,7 +51,7 @@ pub struct Global {
     /// Read tare's configuration from FILE instead of the usual place
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, env = "TARE_CONFIG")]
     pub config_file: Option<PathBuf>,
-    /// Folder in which `-n NAME` environments live
+    /// Folder whose `envs` holds the `-n NAME` environments
     #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath, env = "TARE_ROOT")]
     pub root: Option<PathBuf>,
 }
@@ -77,7 +77,10 @@ pub enum Command {
     Completions(CompletionsArgs),
     /// Detects the GPU driver in a process of its own, so that a crash or a hang of a driver library stays there
     #[command(name = "__detect-gpu", hide = true)]
-    DetectGpu,
+    DetectGpu {
+        /// The route to ask
+        route: String,
+    },
 }
 
 /// An environment by name or by path.

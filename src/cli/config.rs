@@ -30,9 +30,18 @@ pub fn config(command: Option<ConfigCommand>, context: &Context<'_>) -> Result<u
                 chosen.iter().map(|(key, value, source)| vec![key.to_string(), shown(value), format!("[{source}]")]).collect();
             printer.data(&table::columns(&rows, &[]));
         }
-        ConfigCommand::Set { key, value } => changed(printer, &edit::set(settings, &key, &value)?),
-        ConfigCommand::Append { key, value } => changed(printer, &edit::append(settings, &key, &value)?),
-        ConfigCommand::Unset { key } => changed(printer, &edit::unset(settings, &key)?),
+        ConfigCommand::Set { key, value } => {
+            edit::set(&settings.config_file, &key, &value)?;
+            changed(printer, &settings.config_file);
+        },
+        ConfigCommand::Append { key, value } => {
+            edit::append(&settings.config_file, &key, &value)?;
+            changed(printer, &settings.config_file);
+        },
+        ConfigCommand::Unset { key } => {
+            edit::unset(&settings.config_file, &key)?;
+            changed(printer, &settings.config_file);
+        },
         ConfigCommand::Path => {
             printer.json(&json!({ "path": settings.config_file }));
             printer.data(&settings.config_file.display().to_string());

@@ -28,8 +28,9 @@ pub fn settings(global: &Global) -> Result<Settings> {
         settings.offline = Sourced::flag(true);
     }
     if let Some(root) = &global.root {
-        let mut dirs = vec![absolute(root)];
-        dirs.extend(settings.envs_dirs.value.iter().filter(|dir| **dir != dirs[0]).cloned());
+        let first = absolute(root).join("envs");
+        let mut dirs = vec![first.clone()];
+        dirs.extend(settings.envs_dirs.value.iter().filter(|dir| **dir != first).cloned());
         settings.envs_dirs = Sourced::flag(dirs);
     }
     Ok(settings)

@@ -110,8 +110,8 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
             printer.raw(&String::from_utf8_lossy(&script));
             Ok(0)
         }
-        Command::DetectGpu => {
-            printer.raw(&crate::platform::detect_child_main());
+        Command::DetectGpu { route } => {
+            printer.raw(&crate::platform::detect_child_main(&route));
             Ok(0)
         }
         Command::Gpu(command) => gpu::run(command, printer),
@@ -135,7 +135,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Config(args) => config::config(args.command, &context),
                 Command::Clean(args) => block_on(clean::clean(&args, &context)),
                 Command::Auth(args) => auth::auth(args, &context),
-                Command::Completions(_) | Command::DetectGpu | Command::Gpu(_) | Command::Run(_) => Ok(0),
+                Command::Completions(_) | Command::DetectGpu { .. } | Command::Gpu(_) | Command::Run(_) => Ok(0),
             }
         }
     }

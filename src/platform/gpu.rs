@@ -84,6 +84,35 @@ pub struct GpuDetection {
     pub from_cache: bool,
 }
 
+impl GpuDetection {
+    /// Version of the kernel driver, by the first route that tells.
+    pub fn driver_version(&self) -> Option<String> {
+        self.routes.iter().find_map(|route| route.driver.clone())
+    }
+
+    /// What every route said, a line each, and the devices.
+    pub fn text(&self) -> String {
+        if self.routes.is_empty() {
+            return "  not looked for\n".to_owned();
+        }
+        let mut text = String::new();
+        for route in &self.routes {
+            let mut facts = Vec::new();
+            facts.extend(route.cuda.iter().map(|cuda| format!("CUDA up to {cuda}")));
+            facts.extend(route.driver.iter().map(|driver| format!("driver {driver}")));
+            facts.extend(route.compute_capability.iter().map(|capability| format!("compute capability {capability}")));
+            if facts.is_empty() {
+                facts.push(route.problem.clone().unwrap_or_else(|| "no answer".to_owned()));
+            }
+            text.push_str(&format!("  {:<11} {}\n", route.name, facts.join(", ")));
+        }
+        for device in &self.devices {
+            text.push_str(&format!("  GPU {}       {}\n", device.index, device.name));
+        }
+        text
+    }
+}
+
 /// The body of the hidden command that runs in the child process: asks one route (`nvml` or `libcuda`) and returns the
 /// answer as one line of JSON (a [`Route`]). May crash or hang with the driver's library; the parent copes.
 pub fn detect_child_main(route: &str) -> String {

@@ -207,6 +207,14 @@ pub fn target(options: &TargetOptions) -> Result<Target> {
     Ok(Target { subdir, subdir_source, is_native, virtual_packages: packages, gpu, remarks })
 }
 
+/// The subdir alone, without looking at the machine, and what chose it.
+///
+/// # Errors
+/// `Kind::Usage` for an unknown platform.
+pub fn subdir(options: &TargetOptions) -> Result<(Subdir, String)> {
+    choose_subdir(options)
+}
+
 fn rank(name: &str) -> usize {
     OVERRIDABLE.iter().position(|(known, _)| *known == name).unwrap_or(OVERRIDABLE.len())
 }

@@ -72,7 +72,7 @@ impl TestEnv {
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", self.home())
             .env("TARE_CACHE_DIR", self.cache())
-            .env("TARE_ROOT", self.envs())
+            .env("TARE_ROOT", self.path())
             .env("LC_ALL", "C.UTF-8")
             .env("NO_COLOR", "1")
             // Whatever GPU the machine has, a test sees none unless it says so.
