@@ -339,7 +339,7 @@ pub async fn resolve(
 
 fn pip_name(item: &spec::PipItem) -> Option<String> {
     match &item.kind {
-        spec::PipKind::Requirement { .. } => None,
+        spec::PipKind::Requirement { requirement, .. } => Some(requirement.name.to_string()),
         _ => None,
     }
 }
