@@ -1,0 +1,450 @@
+//! The command line. Doc comments are the help texts and the CLI reference.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+
+use crate::ui::ColorChoice;
+
+/// Reproducible Python and PyTorch/CUDA environments, weighed before they are used.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tare",
+    version,
+    propagate_version = true,
+    disable_help_subcommand = true,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 ok, 1 failure, 2 usage, 3 unsatisfiable, 4 drift, 5 verification failed, 6 GPU check failed, 7 network or offline, 8 a required check could not run."
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Global options")]
+pub struct Global {
+    /// Print one JSON document on stdout, also for errors
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Print errors only
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Print more; twice for debug logs, three times for traces
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Use only what is in the cache or on this machine
+    #[arg(long, global = true, env = "TARE_OFFLINE", value_parser = clap::builder::FalseyValueParser::new(), action = clap::ArgAction::SetTrue)]
+    pub offline: bool,
+    /// When to use colours
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
+    pub color: ColorChoice,
+    /// Append debug logs to FILE
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub log_file: Option<PathBuf>,
+    /// Read no configuration files
+    #[arg(long, global = true)]
+    pub no_config: bool,
+    /// Read tare's configuration from FILE instead of the usual place
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, env = "TARE_CONFIG")]
+    pub config_file: Option<PathBuf>,
+    /// Folder whose `envs` holds the `-n NAME` environments
+    #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath, env = "TARE_ROOT")]
+    pub root: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Create(Box<CreateArgs>),
+    Install(Box<InstallArgs>),
+    List(ListArgs),
+    #[command(subcommand)]
+    Env(EnvCommand),
+    Run(RunArgs),
+    ShellHook(ShellHookArgs),
+    Info(InfoArgs),
+    Search(SearchArgs),
+    Why(WhyArgs),
+    Config(ConfigArgs),
+    Clean(CleanArgs),
+    #[command(subcommand)]
+    Auth(AuthCommand),
+    #[command(subcommand)]
+    Gpu(super::gpu::GpuCommand),
+    Completions(CompletionsArgs),
+    /// Detects the GPU driver in a process of its own, so that a crash or a hang of a driver library stays there
+    #[command(name = "__detect-gpu", hide = true)]
+    DetectGpu {
+        /// The route to ask
+        route: String,
+    },
+}
+
+/// An environment by name or by path.
+#[derive(Debug, Clone, Default, Args)]
+pub struct EnvironmentArgs {
+    /// Name of the environment
+    #[arg(short, long, value_name = "NAME", conflicts_with = "prefix")]
+    pub name: Option<String>,
+    /// Path of the environment
+    #[arg(short, long, value_name = "PATH", value_hint = ValueHint::DirPath)]
+    pub prefix: Option<PathBuf>,
+}
+
+/// Where packages come from.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Channels")]
+pub struct ChannelArgs {
+    /// Channel to search, in priority order: a name, URL, folder, or `host`; can be repeated
+    #[arg(short, long = "channel", value_name = "CHANNEL")]
+    pub channels: Vec<String>,
+    /// Use only the channels given with `-c`, or in the files where none is given
+    #[arg(long)]
+    pub override_channels: bool,
+    /// How channel order limits the choice of packages
+    #[arg(long, value_enum, value_name = "MODE", conflicts_with_all = ["strict_channel_priority", "no_channel_priority"])]
+    pub channel_priority: Option<PriorityArg>,
+    /// Same as `--channel-priority strict`
+    #[arg(long, hide = true, conflicts_with = "no_channel_priority")]
+    pub strict_channel_priority: bool,
+    /// Same as `--channel-priority disabled`
+    #[arg(long, hide = true)]
+    pub no_channel_priority: bool,
+    /// Ignore packages uploaded after this time (a date, an RFC 3339 time, or an age such as `7d`)
+    #[arg(long, value_name = "TIME")]
+    pub exclude_newer: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PriorityArg {
+    /// Strict, and flexible with a warning where strict has no solution
+    Auto,
+    /// A package comes from the first channel that has it
+    Strict,
+    /// Earlier channels are preferred
+    Flexible,
+    /// Channel order does not matter
+    Disabled,
+}
+
+/// The machine the environment is for.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Machine")]
+pub struct TargetArgs {
+    /// Solve for another platform, such as linux-aarch64
+    #[arg(long, alias = "subdir", value_name = "PLATFORM")]
+    pub platform: Option<String>,
+    /// Assume a driver that supports this CUDA version, such as 12.6
+    #[arg(long, value_name = "VERSION")]
+    pub cuda: Option<String>,
+    /// Assume a virtual package instead of detecting it; can be repeated
+    #[arg(long = "virtual-package", value_name = "NAME=VERSION[=BUILD]")]
+    pub virtual_packages: Vec<String>,
+    /// auto: take the driver as it is; require: refuse CPU builds; none: solve without a GPU
+    #[arg(long, value_enum, value_name = "INTENT")]
+    pub gpu: Option<GpuArg>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum GpuArg {
+    Auto,
+    Require,
+    None,
+}
+
+/// How packages are put into the environment.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Installation")]
+pub struct LinkArgs {
+    /// How files get from the cache into the environment
+    #[arg(long, value_enum, value_name = "MODE", conflicts_with = "copy")]
+    pub link_mode: Option<LinkModeArg>,
+    /// Same as `--link-mode copy`
+    #[arg(long)]
+    pub copy: bool,
+    /// Do not compile Python files
+    #[arg(long)]
+    pub no_compile: bool,
+    /// Let a later package overwrite files of an earlier one
+    #[arg(long)]
+    pub clobber: bool,
+    /// Run the link scripts of this package; can be repeated
+    #[arg(long = "allow-link-script", value_name = "PACKAGE")]
+    pub allow_link_scripts: Vec<String>,
+    /// Seconds to wait for another process that is changing the environment
+    #[arg(long, value_name = "SECONDS")]
+    pub lock_timeout: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LinkModeArg {
+    /// Reflink, else hard link, else copy
+    Auto,
+    Reflink,
+    Hardlink,
+    Copy,
+    Symlink,
+}
+
+/// Create an environment from match specs or files
+///
+/// Examples:
+///   tare create -f environment.yml
+///   tare create -n train -c conda-forge python=3.11 pytorch-gpu
+///   tare create -n ci --platform linux-64 --cuda 12.6 --dry-run --json -f environment.yml
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct CreateArgs {
+    /// Match specs, such as `python=3.11` or `conda-forge::numpy>=2`
+    #[arg(value_name = "SPEC")]
+    pub specs: Vec<String>,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// environment.yml, list of match specs or @EXPLICIT list: a path, an http(s) URL, or `-` for stdin; can be repeated
+    #[arg(short, long = "file", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub files: Vec<String>,
+    /// Print what would be done
+    #[arg(short, long)]
+    pub dry_run: bool,
+    /// Accepted for scripts written for conda: tare never asks
+    #[arg(short, long)]
+    pub yes: bool,
+    /// Replace an existing environment that differs
+    #[arg(long)]
+    pub force: bool,
+    /// Skip the `pip:` sections of the files
+    #[arg(long)]
+    pub no_pip: bool,
+    /// Leave out the packages that the configuration adds to each new environment
+    #[arg(long)]
+    pub no_default_packages: bool,
+    #[command(flatten)]
+    pub channels: ChannelArgs,
+    #[command(flatten)]
+    pub target: TargetArgs,
+    #[command(flatten)]
+    pub link: LinkArgs,
+}
+
+/// Plan the installation of packages into an existing environment (only `--dry-run` for now)
+#[derive(Debug, Clone, Args)]
+pub struct InstallArgs {
+    /// Match specs
+    #[arg(value_name = "SPEC", required = true)]
+    pub specs: Vec<String>,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Print what would be done
+    #[arg(short, long)]
+    pub dry_run: bool,
+    /// Accepted for scripts written for conda: tare never asks
+    #[arg(short, long)]
+    pub yes: bool,
+    #[command(flatten)]
+    pub channels: ChannelArgs,
+    #[command(flatten)]
+    pub target: TargetArgs,
+}
+
+/// List the packages of an environment
+#[derive(Debug, Clone, Args)]
+pub struct ListArgs {
+    /// Only packages whose name matches this regular expression
+    #[arg(value_name = "REGEX")]
+    pub pattern: Option<String>,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Print an @EXPLICIT list
+    #[arg(long, conflicts_with_all = ["export", "revisions"])]
+    pub explicit: bool,
+    /// With `--explicit`: add MD5 sums
+    #[arg(long, requires = "explicit", conflicts_with = "sha256")]
+    pub md5: bool,
+    /// With `--explicit`: add SHA-256 sums
+    #[arg(long, requires = "explicit")]
+    pub sha256: bool,
+    /// Print `name=version=build` lines
+    #[arg(short, long, conflicts_with = "revisions")]
+    pub export: bool,
+    /// Print the history of the environment
+    #[arg(short, long)]
+    pub revisions: bool,
+    /// Match the whole name
+    #[arg(short = 'F', long)]
+    pub full_name: bool,
+    /// Leave out packages that pip installed
+    #[arg(long)]
+    pub no_pip: bool,
+}
+
+/// Manage environments
+#[derive(Debug, Subcommand)]
+pub enum EnvCommand {
+    /// Same as `tare create`
+    Create(Box<CreateArgs>),
+    /// List the known environments
+    List,
+}
+
+/// Run a command in an environment
+///
+/// The exit code is the command's (128 + signal number where a signal ended it); 125 when tare fails, 126 when the
+/// command cannot be executed, 127 when it does not exist.
+#[derive(Debug, Clone, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Working directory
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub cwd: Option<PathBuf>,
+    /// Set a variable for the command; can be repeated
+    #[arg(short, long = "env", value_name = "NAME=VALUE")]
+    pub env: Vec<String>,
+    /// Start from an almost empty environment instead of the caller's
+    #[arg(long)]
+    pub clean_env: bool,
+    /// Accepted for scripts written for conda: output is never captured
+    #[arg(short = 's', long, alias = "live-stream", hide = true)]
+    pub no_capture_output: bool,
+    /// The command and its arguments
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<std::ffi::OsString>,
+}
+
+/// Print the script that activates an environment
+#[derive(Debug, Clone, Args)]
+pub struct ShellHookArgs {
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Shell the script is for [default: the calling shell, else bash]
+    #[arg(short, long, value_name = "SHELL")]
+    pub shell: Option<String>,
+}
+
+/// Show what tare knows of this machine, its configuration and its caches
+#[derive(Debug, Clone, Args)]
+pub struct InfoArgs {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Also list the known environments
+    #[arg(short, long)]
+    pub envs: bool,
+}
+
+/// Search the channels for packages
+#[derive(Debug, Clone, Args)]
+pub struct SearchArgs {
+    /// Match spec; `*` is allowed in the name
+    #[arg(value_name = "SPEC")]
+    pub spec: String,
+    /// Show every build with its dependencies
+    #[arg(short, long)]
+    pub info: bool,
+    /// Show at most this many versions (0: all)
+    #[arg(long, value_name = "COUNT", default_value_t = 20)]
+    pub limit: usize,
+    #[command(flatten)]
+    pub channels: ChannelArgs,
+    #[command(flatten)]
+    pub target: TargetArgs,
+}
+
+/// Explain why a package is in an environment
+#[derive(Debug, Clone, Args)]
+pub struct WhyArgs {
+    /// Name of the package
+    #[arg(value_name = "PACKAGE")]
+    pub package: String,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Show every path, not only the shortest ones
+    #[arg(short, long)]
+    pub all: bool,
+}
+
+/// Show or change the configuration
+#[derive(Debug, Clone, Args)]
+pub struct ConfigArgs {
+    #[command(subcommand)]
+    pub command: Option<ConfigCommand>,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub enum ConfigCommand {
+    /// Show every value with its source
+    List {
+        /// Only this key
+        key: Option<String>,
+    },
+    /// Set a value in tare's configuration file
+    Set { key: String, value: String },
+    /// Add a value to a list in tare's configuration file
+    Append { key: String, value: String },
+    /// Remove a value from tare's configuration file
+    Unset { key: String },
+    /// Print the path of tare's configuration file
+    Path,
+}
+
+/// Remove caches and leftovers
+#[derive(Debug, Clone, Args)]
+pub struct CleanArgs {
+    /// Everything below
+    #[arg(short, long)]
+    pub all: bool,
+    /// Unused packages
+    #[arg(short, long)]
+    pub packages: bool,
+    /// Every package, also those that environments are linked to
+    #[arg(long)]
+    pub force_packages: bool,
+    /// Repodata
+    #[arg(short = 'i', long, alias = "index-cache")]
+    pub repodata: bool,
+    /// The host channel
+    #[arg(long)]
+    pub host: bool,
+    /// Leftovers of killed runs
+    #[arg(long, alias = "tempfiles")]
+    pub leftovers: bool,
+    /// Print what would be removed
+    #[arg(short, long)]
+    pub dry_run: bool,
+    /// Accepted for scripts written for conda: tare never asks
+    #[arg(short, long)]
+    pub yes: bool,
+}
+
+/// Manage credentials for channels
+#[derive(Debug, Clone, Subcommand)]
+pub enum AuthCommand {
+    /// Store credentials for a host
+    Login {
+        /// Host, such as `repo.example.com` or `*.example.com`
+        host: String,
+        /// Bearer token; `-` reads it from stdin
+        #[arg(long, value_name = "TOKEN", conflicts_with_all = ["conda_token", "username"])]
+        token: Option<String>,
+        /// Token of the `/t/TOKEN/` kind; `-` reads it from stdin
+        #[arg(long, value_name = "TOKEN", conflicts_with = "username")]
+        conda_token: Option<String>,
+        /// User name for basic authentication
+        #[arg(short, long, value_name = "NAME", requires = "password")]
+        username: Option<String>,
+        /// Password for basic authentication; `-` reads it from stdin
+        #[arg(long, value_name = "PASSWORD", requires = "username")]
+        password: Option<String>,
+    },
+    /// Forget the credentials for a host
+    Logout { host: String },
+}
+
+/// Print a completion script
+#[derive(Debug, Clone, Args)]
+pub struct CompletionsArgs {
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}

@@ -1,0 +1,11 @@
+//! Black-box tests of the binary, one file per command group, through one hermetic `TestEnv`.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+mod concurrency;
+mod create;
+mod environments;
+mod host;
+mod malformed;
+mod reference;
