@@ -166,6 +166,15 @@ pub fn mask_secrets(text: &str) -> String {
             user_len = url.find('@');
             path_start = user_len.map_or(path_start, |len| len + url[len..].find('/').unwrap_or(url.len() - len));
         }
+        // Cut off before its `@`: a port would be a number.
+        if user_len.is_none()
+            && let Some((user, password)) = url[..authority_len].split_once(':')
+            && !password.is_empty()
+            && !is_variable(password)
+            && password.parse::<u16>().is_err()
+        {
+            mask(start + user.len() + 1..start + authority_len);
+        }
         if let Some(user_len) = user_len {
             let user = &url[..user_len];
             if user != "git" && !user.split(':').all(|part| part.is_empty() || is_variable(part)) {
@@ -327,6 +336,7 @@ mod tests {
             ("https://$USER:${PW}@host/x", "https://$USER:${PW}@host/x"),
             ("https://host/t/to-ken-1/conda-forge", "https://host/t/********/conda-forge"),
             ("https://u:p/w@host/t/tok/x", "https://*****@host/t/***/x"),
+            ("https://me:hunter2 @host/x", "https://me:******* @host/x"),
             ("https://host:8080/x@y", "https://host:8080/x@y"),
             ("https://host/x?access_token=abc&b=1", "https://host/x?access_token=***&b=1"),
             ("https://host/x.conda#md5", "https://host/x.conda#md5"),
