@@ -77,6 +77,10 @@ fn absolute(path: &str, base_dir: Option<&Path>, options: &ReadOptions) -> Resul
     if path.starts_with('~') {
         return Err(Error::usage("only `~/` is expanded, not another user's home"));
     }
+    if base_dir.is_none() && Path::new(path).is_relative() {
+        return Err(Error::usage("a relative path has no meaning in a file that comes from a URL")
+            .hint("write the whole URL of the package, or download the file"));
+    }
     Ok(clean(&options.root_dir.join(base_dir.unwrap_or(Path::new(""))).join(path)))
 }
 

@@ -677,7 +677,7 @@ fn pep508(text: &str) -> Result<Requirement, String> {
         let bytes = word.as_bytes();
         bytes.first().is_some_and(u8::is_ascii_alphanumeric)
             && bytes.last().is_some_and(u8::is_ascii_alphanumeric)
-            && bytes.iter().all(|b| is_word_byte(b))
+            && bytes.iter().all(is_word_byte)
     };
     let text = text.trim();
     let name = &text[..text.bytes().take_while(|b| is_word_byte(b)).count()];

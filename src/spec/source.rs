@@ -111,7 +111,7 @@ fn decode_bytes(bytes: &[u8]) -> Result<String, String> {
         even += usize::from(pair[0] == 0);
         odd += usize::from(pair[1] == 0);
     }
-    if bytes.len() >= 4 && bytes.len() % 2 == 0 && even + odd > 0 {
+    if bytes.len() >= 4 && bytes.len().is_multiple_of(2) && even + odd > 0 {
         let pairs = (bytes.len() / 2).min(512);
         if odd * 2 > pairs && even == 0 {
             return utf16(bytes, u16::from_le_bytes);
@@ -134,7 +134,7 @@ fn utf8(bytes: &[u8]) -> Result<String, String> {
 }
 
 fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String> {
-    if bytes.len() % 2 != 0 {
+    if !bytes.len().is_multiple_of(2) {
         return Err("UTF-16 text with an odd number of bytes: it was cut off".to_owned());
     }
     let units: Vec<u16> = bytes.chunks_exact(2).map(|pair| unit([pair[0], pair[1]])).collect();

@@ -191,6 +191,7 @@ fn kinds_are_found_by_content_first() {
         ("x.txt", "name: a\ndependencies:\n  - b\n", FileKind::EnvironmentYml),
         ("x.txt", "numpy\n", FileKind::List),
         ("requirements.txt", "numpy:x\n", FileKind::List),
+        ("pixi.lock", "version: 6\nenvironments:\n", FileKind::EnvironmentYml),
         ("x.yml", "numpy\n", FileKind::EnvironmentYml),
         ("x.YAML", "", FileKind::EnvironmentYml),
         ("<stdin>", "numpy=1\nscipy >=1\n", FileKind::List),
@@ -280,6 +281,20 @@ fn explicit_lists_stand_alone() {
     let other = fetched("b.txt", "# platform: win-64\n@EXPLICIT\n");
     let first = fetched("a.txt", "# platform: linux-64\n@EXPLICIT\n");
     assert!(read(&[first, other], &[], &options()).unwrap_err().message().contains("different platforms"));
+}
+
+#[test]
+fn a_relative_package_in_a_file_from_a_url_is_an_error() {
+    let mut input = fetched("https://h.example/e.yml", "dependencies: [./a-1-0.conda]");
+    input.base_dir = None;
+    assert!(read(&[input], &[], &options()).unwrap_err().message().contains("comes from a URL"));
+}
+
+#[test]
+fn a_match_spec_may_name_its_url() {
+    let spec = read_yml("dependencies:\n  - numpy[url='https://h.example/c/numpy-1-0.zip']\n");
+    let Dependency::Match { spec, .. } = &spec.dependencies[0] else { panic!() };
+    assert!(spec.url.is_some());
 }
 
 #[test]
