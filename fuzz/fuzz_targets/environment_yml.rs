@@ -32,9 +32,9 @@ fn check(error: &error::Error) {
 
 fuzz_target!(|data: &[u8]| {
     for subdir in [rattler_conda_types::Subdir::Linux64, rattler_conda_types::Subdir::OsxArm64] {
-        let options = ReadOptions { subdir, root_dir: "/work".into(), env, target_given: data.len() % 2 == 0 };
+        let options = ReadOptions { subdir, root_dir: "/project".into(), env, target_given: data.len() % 2 == 0 };
         for name in ["environment.yml", "packages.txt"] {
-            let input = Fetched { name: name.to_owned(), bytes: data.to_vec(), base_dir: Some("/work".into()) };
+            let input = Fetched { name: name.to_owned(), bytes: data.to_vec(), base_dir: Some("/project".into()) };
             match spec::read(&[input], &[], &options) {
                 Ok(found) => found.warnings.iter().for_each(check),
                 Err(error) => check(&error),

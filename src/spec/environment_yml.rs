@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::source::{Text, expand_variables, nearest, quote};
+use super::source::{Text, expand_variables, mask_secrets, nearest, quote};
 use super::yaml::{self, Document, Entry, Node, Scalar, Value, looks_like_template, template_hint};
 use super::{ChannelEntry, EnvSpec, ReadOptions, check_name, requirements, selector};
 use crate::error::{Error, Result};
@@ -249,7 +249,7 @@ impl Reader<'_> {
                 let error = Error::usage(format!("invalid channel `{}`", quote(written)));
                 return Err(self.at(error, &item.span).hint("write one channel an item: a name, a URL or a path"));
             }
-            if let Some((channel, _)) = written.rsplit_once("::") {
+            if let Some((channel, _)) = mask_secrets(written).rsplit_once("::") {
                 let error = Error::usage(format!("`{}` is a match spec, not a channel", quote(written)));
                 return Err(self.at(error, &item.span).hint(format!("write only `- {}`", quote(channel))));
             }
@@ -495,7 +495,9 @@ impl Reader<'_> {
         let error = self.at(error, &entry.key_span);
         match (entry.value.scalar(), nearest(key, SECTIONS)) {
             (_, Some(near)) => error.hint(format!("did you mean `{near}:`?")),
-            (Some(value), _) if value.is_empty() => error.hint(format!("write `- {}`, without a colon", quote(key))),
+            (Some(_), _) if entry.value.is_null() => {
+                error.hint(format!("write `- {}`, without a colon behind it", quote(key.trim_end_matches(':'))))
+            }
             (Some(value), _) if key.contains("//") || value.starts_with("//") => error.hint("put the URL into quotes"),
             (Some(value), _) => error.hint(format!("if it is a package, write `- {}={}`", quote(key), quote(value))),
             _ => error.hint("sections are `pip:`, `uv:` and `sel(linux):`"),

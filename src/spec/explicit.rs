@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use rattler_conda_types::Subdir;
 use url::Url;
 
-use super::source::{Text, expand_variables, nearest, quote};
+use super::source::{Text, expand_variables, mask_secrets, nearest, quote};
 use super::{Dependency, EnvSpec, ExplicitHash, ExplicitPackage, ExplicitSpec, ReadOptions};
 use crate::error::{Error, Place, Result};
 
@@ -28,12 +28,15 @@ pub(super) fn parse_archive(
     options: &ReadOptions,
     place: Option<&Place>,
 ) -> Result<(Url, Option<ExplicitHash>)> {
+    // Slices of the masked text, which is as long, go into messages.
+    let masked = mask_secrets(written);
     let parse = || {
         let (location, fragment) = match written.rsplit_once('#') {
             Some((location, fragment)) => (location, Some(fragment)),
             None => (written, None),
         };
-        let hash = fragment.map(parse_hash).transpose()?;
+        let hash = fragment.map(|text| parse_hash(text, &masked[written.len() - text.len()..])).transpose()?;
+        let as_written = location;
         let (location, missing) = expand_variables(location, &|name| (options.env)(name));
         if let Some(name) = missing.first() {
             return Err(Error::usage(format!("the variable `{name}` is not set")).hint(format!("set it: export {name}=…")));
@@ -49,12 +52,14 @@ pub(super) fn parse_archive(
             Url::from_file_path(&path).map_err(|()| Error::usage("not a path of this machine"))?
         };
         let file = url.path_segments().and_then(|mut segments| segments.next_back()).unwrap_or("").to_owned();
+        // What came from a variable is not shown.
+        let shown = if location == as_written { quote(&file) } else { quote(as_written) };
         let Some(stem) = ENDINGS.iter().find_map(|ending| file.strip_suffix(ending)) else {
-            let error = Error::usage(format!("`{}` is no conda package: the name must end in .conda or .tar.bz2", quote(&file)));
+            let error = Error::usage(format!("`{}` is no conda package: the name must end in .conda or .tar.bz2", shown));
             return Err(if file.ends_with(".whl") { error.hint("wheels go into the `pip:` section of an environment.yml") } else { error });
         };
         if stem.rsplitn(3, '-').filter(|part| !part.is_empty()).count() < 3 {
-            return Err(Error::usage(format!("`{}` is not named NAME-VERSION-BUILD like every conda package", quote(&file))));
+            return Err(Error::usage(format!("`{}` is not named NAME-VERSION-BUILD like every conda package", shown)));
         }
         Ok((url, hash))
     };
@@ -71,6 +76,10 @@ fn absolute(path: &str, base_dir: Option<&Path>, options: &ReadOptions) -> Resul
     }
     if path.starts_with('~') {
         return Err(Error::usage("only `~/` is expanded, not another user's home"));
+    }
+    if base_dir.is_none() && Path::new(path).is_relative() {
+        return Err(Error::usage("a relative path has no meaning in a file that comes from a URL")
+            .hint("write the whole URL of the package, or download the file"));
     }
     Ok(clean(&options.root_dir.join(base_dir.unwrap_or(Path::new(""))).join(path)))
 }
@@ -90,13 +99,13 @@ fn clean(path: &Path) -> PathBuf {
     out
 }
 
-fn parse_hash(text: &str) -> Result<ExplicitHash> {
+fn parse_hash(text: &str, shown: &str) -> Result<ExplicitHash> {
     let (algorithm, digits) = match text.split_once(':') {
         Some((algorithm, digits)) => (Some(algorithm), digits),
         None => (None, text),
     };
     let bad = |reason: String| {
-        Error::usage(format!("invalid hash `{}`", quote(text))).because(reason).hint("behind `#` stand 32 hex digits (md5) or 64 (sha256)")
+        Error::usage(format!("invalid hash `{}`", quote(shown))).because(reason).hint("behind `#` stand 32 hex digits (md5) or 64 (sha256)")
     };
     if !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Err(bad("not hex digits".to_owned()));
@@ -119,7 +128,7 @@ fn parse_hash(text: &str) -> Result<ExplicitHash> {
             Ok(ExplicitHash::Sha256(hash.into()))
         }
         (None | Some("md5" | "sha256"), _) => Err(wrong_length()),
-        (Some(other), _) => Err(bad(format!("unknown algorithm `{}`", quote(other)))),
+        (Some(other), _) => Err(bad(format!("unknown algorithm `{}`", quote(shown.split(':').next().unwrap_or(other))))),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use rattler_conda_types::{MatchSpec, ParseMatchSpecOptions};
 
-use super::source::quote;
+use super::source::{mask_secrets, quote};
 use crate::error::{Error, Place, Result};
 
 /// Longest match spec that is read, in bytes.
@@ -27,8 +27,21 @@ pub fn parse_with_warning(text: &str, place: Option<Place>) -> Result<(MatchSpec
         None => error,
     };
     let (cleaned, warning) = clean(text.trim());
-    let spec = check(text, &cleaned).map_err(at)?;
+    let spec = check(text, &cleaned).map_err(|error| at(without_secrets(error, text)))?;
     Ok((spec, warning.map(at)))
+}
+
+/// Parts of a text with credentials would show pieces of them: such a text is judged again with the credentials overwritten.
+fn without_secrets(error: Error, text: &str) -> Error {
+    let masked = mask_secrets(text);
+    if masked == text {
+        return error;
+    }
+    let (cleaned, _) = clean(masked.trim());
+    match check(&masked, &cleaned) {
+        Err(error) => error,
+        Ok(_) => invalid(&masked).because("it cannot be parsed (details would show credentials)"),
+    }
 }
 
 /// Removes what conda reads past: quotes outside of brackets, extras, a single `=` at the end.
@@ -80,6 +93,10 @@ fn check(written: &str, text: &str) -> Result<MatchSpec> {
     }
     if text.len() > MAX_LEN {
         return Err(invalid(text).because(format!("{} bytes long, the limit is {MAX_LEN}", text.len())));
+    }
+    // The grammar is parsed recursively.
+    if text.matches('(').count() > 50 || text.matches('[').count() > 50 {
+        return Err(invalid(text).because("too many brackets"));
     }
     if super::yaml::looks_like_template(text) {
         return Err(super::yaml::template_hint(invalid(text).because("`{{` and `{%` belong to templates")));
@@ -139,9 +156,19 @@ fn check(written: &str, text: &str) -> Result<MatchSpec> {
             .hint("write one package an item (on the command line: one an argument)"));
     }
     let options = ParseMatchSpecOptions::lenient().with_exact_names_only(true);
-    MatchSpec::from_str(text, options).map_err(|error| {
-        let mut made = invalid(text).because_of(&error);
+    let spec = MatchSpec::from_str(text, options).map_err(|error| {
         let reason = error.to_string();
+        let mut made = invalid(text);
+        let mut next: Option<&dyn std::error::Error> = Some(&error);
+        let mut said = String::new();
+        while let Some(error) = next {
+            let cause = quote(error.to_string().trim_end_matches('.'));
+            if !said.contains(&cause) {
+                made = made.because(&cause);
+                said += &cause;
+            }
+            next = error.source();
+        }
         if name_part.ends_with('=') || name_part.ends_with('<') || name_part.ends_with('>') || name_part.ends_with('~') {
             made = made.hint("a version is missing behind the operator");
         } else if reason.contains("glob") || reason.contains("regex") {
@@ -158,7 +185,15 @@ fn check(written: &str, text: &str) -> Result<MatchSpec> {
             made = made.hint("write `name`, `name=1.2`, `name>=1.2,<2`, `name=1.2=build` or `channel::name`");
         }
         made
-    })
+    })?;
+    // `numpy >=1.20 <2` would silently become the build `<2`.
+    let build = spec.build.as_ref().map(ToString::to_string).unwrap_or_default();
+    if !build.starts_with('^') && build.contains(['<', '>', '=', '!', '~', ',', '|', ' ']) {
+        return Err(invalid(text)
+            .because(format!("`{}` stands where the build belongs", quote(&build)))
+            .hint("join conditions on the version with `,` and without blanks: `name >=1.2,<2`"));
+    }
+    Ok(spec)
 }
 
 fn is_windows_path(text: &str) -> bool {
@@ -197,4 +232,80 @@ fn pip_syntax(text: &str) -> Option<String> {
         return Some("markers behind `;` work in the `pip:` section only; for a platform write `# [linux]` behind the item".to_owned());
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use rattler_conda_types::{ParseStrictness, VersionSpec};
+
+    use super::*;
+
+    fn parsed(text: &str) -> MatchSpec {
+        parse_match_spec(text, None).unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    /// Text, version, build, channel, subdir: what CEP 29 says, read leniently.
+    #[test]
+    fn what_the_grammar_says() {
+        for (text, version, build, channel, subdir) in [
+            ("numpy", "", "", "", ""),
+            ("numpy=1.11", "1.11.*", "", "", ""),
+            ("numpy==1.11", "==1.11", "", "", ""),
+            ("numpy 1.11", "==1.11", "", "", ""),
+            ("numpy 1.11.*", "1.11.*", "", "", ""),
+            ("numpy=1.11=py38_0", "==1.11", "py38_0", "", ""),
+            ("numpy 1.11 py38_0", "==1.11", "py38_0", "", ""),
+            ("numpy==1.11=py38_0", "==1.11", "py38_0", "", ""),
+            ("numpy >=1.11,<2", ">=1.11,<2", "", "", ""),
+            ("numpy>=1.11,<2", ">=1.11,<2", "", "", ""),
+            ("numpy >=1.11, <2", ">=1.11,<2", "", "", ""),
+            ("numpy 1.8|1.9.*", "1.8|1.9.*", "", "", ""),
+            ("numpy=1.8|1.9", "1.8.*|1.9", "", "", ""),
+            ("numpy~=1.4.2", "~=1.4.2", "", "", ""),
+            ("numpy!=1.6.1", "!=1.6.1", "", "", ""),
+            ("pytorch=*=*cuda*", "", "*cuda*", "", ""),
+            ("libblas=*=*openblas", "", "*openblas", "", ""),
+            ("pytorch[version='>=2.1',build='*cuda*']", ">=2.1", "*cuda*", "", ""),
+            ("numpy >=1.2.3.*", ">=1.2.3", "", "", ""),
+            ("conda-forge::numpy=1", "1.*", "", "conda-forge", ""),
+            ("conda-forge/linux-64::numpy", "", "", "conda-forge", "linux-64"),
+            ("pyviz/label/dev::param", "", "", "pyviz/label/dev", ""),
+            ("https://host.example/chan::numpy", "", "", "https://host.example/chan", ""),
+            ("numpy[channel=conda-forge,subdir=noarch]", "", "", "conda-forge", "noarch"),
+            ("pytorch=1.2.0='cuda92*'", "==1.2.0", "cuda92*", "", ""),
+            ("numpy # why", "", "", "", ""),
+            ("  numpy  ", "", "", "", ""),
+        ] {
+            let spec = parsed(text);
+            let want = (!version.is_empty()).then(|| VersionSpec::from_str(version, ParseStrictness::Lenient).unwrap());
+            assert_eq!(spec.version.filter(|version| *version != VersionSpec::Any), want, "{text}");
+            assert_eq!(spec.build.map(|build| build.to_string()).unwrap_or_default(), build, "{text}");
+            let found = spec.channel.as_ref().map(|channel| channel.base_url.as_str().trim_end_matches('/').to_owned()).unwrap_or_default();
+            let want = if channel.is_empty() || channel.contains("://") {
+                channel.to_owned()
+            } else {
+                format!("https://conda.anaconda.org/{channel}")
+            };
+            assert_eq!(found, want, "{text}");
+            assert_eq!(spec.subdir.unwrap_or_default(), subdir, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_are_lower_case_and_hashes_are_kept() {
+        assert_eq!(parsed("NumPy").name.to_string().to_lowercase(), "numpy");
+        let spec = parsed(&format!("numpy[md5={}]", "0".repeat(32)));
+        assert!(spec.md5.is_some());
+    }
+
+    #[test]
+    fn what_conda_reads_past_is_a_warning() {
+        let (spec, warning) = parse_with_warning("dask[array,distributed]>=2", None).unwrap();
+        assert!(spec.version.is_some());
+        assert!(warning.unwrap().message().contains("`[array,distributed]` behind `dask`"));
+        let (spec, warning) = parse_with_warning("conda-forge::tqdm=", None).unwrap();
+        assert!(spec.version.is_none() && spec.channel.is_some());
+        assert!(warning.unwrap().message().contains("any version"));
+        assert!(parse_with_warning("numpy=1", None).unwrap().1.is_none());
+    }
 }

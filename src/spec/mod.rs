@@ -263,7 +263,7 @@ pub struct Fetched {
     pub name: String,
     /// As read.
     pub bytes: Vec<u8>,
-    /// Folder that relative paths in it start from; `None` for a URL.
+    /// Folder that relative paths in it start from; `None` for a URL: relative paths of packages are then errors, those of pip items stay as written.
     pub base_dir: Option<PathBuf>,
 }
 
@@ -297,10 +297,12 @@ pub fn detect_kind(name: &str, text: &str) -> FileKind {
         return FileKind::Explicit;
     }
     let lines = || text.lines().filter(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#'));
+    // No match spec holds a colon with a blank or nothing behind it.
     let has_key = lines().any(|line| {
         line.split_once(':').is_some_and(|(key, rest)| {
             let key = key.trim_matches(['"', '\'']);
-            environment_yml::KEYS.contains(&key) && (rest.is_empty() || rest.starts_with([' ', '\t']))
+            let word = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
+            word && !key.starts_with('-') && (rest.is_empty() || rest.starts_with([' ', '\t']))
         })
     });
     if has_key || lines().next().is_some_and(|line| line.starts_with("---") || line.starts_with('{') || line.starts_with("%YAML")) {
@@ -311,15 +313,9 @@ pub fn detect_kind(name: &str, text: &str) -> FileKind {
     match ending.as_deref() {
         Some("yml" | "yaml" | "json") => FileKind::EnvironmentYml,
         Some(_) => FileKind::List,
-        // Standard input, or a URL without ending: a `key:` at the start of a line, or nothing at all, is YAML.
+        // Standard input, or a URL without ending: a list in YAML, or nothing at all, is YAML.
         None => {
-            let yaml = lines().next().is_none()
-                || lines().any(|line| {
-                    line.starts_with("- ")
-                        || line
-                            .split_once(':')
-                            .is_some_and(|(key, rest)| !key.contains(char::is_whitespace) && (rest.is_empty() || rest.starts_with(' ')))
-                });
+            let yaml = lines().next().is_none() || lines().any(|line| line.starts_with("- "));
             if yaml { FileKind::EnvironmentYml } else { FileKind::List }
         }
     }
@@ -347,7 +343,7 @@ pub fn read(inputs: &[Fetched], command_line: &[String], options: &ReadOptions) 
                 .at(place)
                 .hint(format!("give it with -f: -f {}", quote(&shown))));
         }
-        let dependency = parse_dependency(&shown, None, options, place, &mut merged.warnings)?;
+        let dependency = parse_dependency(&shown, Some(&options.root_dir), options, place, &mut merged.warnings)?;
         push_dependency(&mut merged.dependencies, dependency);
     }
     if let Some(explicit) = &merged.explicit {
@@ -467,7 +463,7 @@ fn parse_dependency(
     if explicit::names_archive(text) {
         return explicit::archive_dependency(text, base_dir, options, place);
     }
-    if text.contains("://") && !text.contains("::") {
+    if text.split('[').next().unwrap_or("").contains("://") && !text.contains("::") {
         return Err(Error::usage(format!("`{}` is no package", quote(text)))
             .because("a URL among the dependencies must end in .conda or .tar.bz2")
             .at(place)

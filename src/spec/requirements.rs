@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use url::Url;
 
-use super::source::{Text, expand_braced, nearest, quote};
+use super::source::{Text, expand_braced, mask_secrets, nearest, quote};
 use crate::error::{Error, Place, Result};
 
 /// A PEP 508 requirement.
@@ -198,9 +198,12 @@ pub fn parse(text: &str, context: &Context<'_>, place: &dyn Fn(Range<usize>) -> 
     let mut items = Vec::new();
     for (line, span) in logical_lines(text) {
         let at = place(span);
-        let parsed = parse_line(&line, context).map_err(|error| match &at {
-            Some(place) => error.at(place.clone()),
-            None => error,
+        let parsed = parse_line(&line, context).map_err(|error| {
+            let error = without_secrets(error, &line, context);
+            match &at {
+                Some(place) => error.at(place.clone()),
+                None => error,
+            }
         })?;
         items.extend(parsed.into_iter().map(|(kind, text)| PipItem {
             kind,
@@ -219,6 +222,19 @@ pub fn parse(text: &str, context: &Context<'_>, place: &dyn Fn(Range<usize>) -> 
 pub fn parse_file(text: &Text, env: &dyn Fn(&str) -> Option<String>) -> Result<Vec<PipItem>> {
     let context = Context { base_dir: text.base_dir.as_deref(), env };
     parse(&text.text, &context, &|span| Some(text.place(span, "")))
+}
+
+/// Parts of a line with credentials, written or from variables, would show pieces of them: such a line is judged again with
+/// the credentials overwritten and the variables not expanded.
+fn without_secrets(error: Error, line: &str, context: &Context<'_>) -> Error {
+    let masked = mask_secrets(line);
+    if masked == line && expand_braced(line, context.env) == line {
+        return error;
+    }
+    match parse_line(&masked, &Context { base_dir: context.base_dir, env: &|_| None }) {
+        Err(error) => error,
+        Ok(_) => invalid(&masked).because("it cannot be parsed (details would show credentials)"),
+    }
 }
 
 /// Lines with continuations joined and comments removed, with their byte range in the text.
@@ -650,8 +666,36 @@ fn parse_requirement(text: &str, hashes: Vec<ArtifactHash>, written: &str, conte
         check_marker(marker.as_deref(), written)?;
         return Ok(PipKind::Path { path: join(context, bare), extras, marker, hashes });
     }
-    let requirement = Requirement::from_str(text).map_err(|error| explain(text, &error.message.to_string(), written))?;
+    let requirement = pep508(text).map_err(|message| explain(text, &message, written))?;
     Ok(PipKind::Requirement { requirement: Box::new(requirement), hashes })
+}
+
+/// PEP 508, with names checked first: the parser panics on names and extras that end in punctuation.
+fn pep508(text: &str) -> Result<Requirement, String> {
+    let is_word_byte = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let well_formed = |word: &str| {
+        let bytes = word.as_bytes();
+        bytes.first().is_some_and(u8::is_ascii_alphanumeric)
+            && bytes.last().is_some_and(u8::is_ascii_alphanumeric)
+            && bytes.iter().all(is_word_byte)
+    };
+    let text = text.trim();
+    let name = &text[..text.bytes().take_while(|b| is_word_byte(b)).count()];
+    if !well_formed(name) {
+        return Err(format!("`{name}` is not the name of a package"));
+    }
+    let rest = text[name.len()..].trim_start();
+    if let Some(inner) = rest.strip_prefix('[') {
+        let Some((extras, _)) = inner.split_once(']') else { return Err("a `[` is never closed".to_owned()) };
+        if let Some(bad) = extras.split(',').map(str::trim).find(|extra| !well_formed(extra) && !extra.is_empty()) {
+            return Err(format!("`{bad}` is not the name of an extra"));
+        }
+    }
+    // Markers are parsed recursively and normalised in time that grows with the number of their variables.
+    if text.matches('(').count() > 50 || text.matches(" or ").count() + text.matches(" and ").count() > 60 {
+        return Err("the marker is too complicated".to_owned());
+    }
+    Requirement::from_str(text).map_err(|error| error.message.to_string())
 }
 
 fn is_name(text: &str) -> bool {
@@ -662,7 +706,7 @@ fn is_name(text: &str) -> bool {
 fn check_marker(marker: Option<&str>, written: &str) -> Result<()> {
     let Some(marker) = marker else { return Ok(()) };
     // A marker is what stands behind any name.
-    Requirement::from_str(&format!("x ; {marker}")).map(|_| ()).map_err(|error| explain(marker, &error.message.to_string(), written))
+    pep508(&format!("x ; {marker}")).map(|_| ()).map_err(|message| explain(marker, &message, written))
 }
 
 fn explain(text: &str, message: &str, written: &str) -> Error {

@@ -111,7 +111,7 @@ fn decode_bytes(bytes: &[u8]) -> Result<String, String> {
         even += usize::from(pair[0] == 0);
         odd += usize::from(pair[1] == 0);
     }
-    if bytes.len() >= 4 && bytes.len() % 2 == 0 && even + odd > 0 {
+    if bytes.len() >= 4 && bytes.len().is_multiple_of(2) && even + odd > 0 {
         let pairs = (bytes.len() / 2).min(512);
         if odd * 2 > pairs && even == 0 {
             return utf16(bytes, u16::from_le_bytes);
@@ -134,7 +134,7 @@ fn utf8(bytes: &[u8]) -> Result<String, String> {
 }
 
 fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String> {
-    if bytes.len() % 2 != 0 {
+    if !bytes.len().is_multiple_of(2) {
         return Err("UTF-16 text with an odd number of bytes: it was cut off".to_owned());
     }
     let units: Vec<u16> = bytes.chunks_exact(2).map(|pair| unit([pair[0], pair[1]])).collect();
@@ -165,6 +165,15 @@ pub fn mask_secrets(text: &str) -> String {
         {
             user_len = url.find('@');
             path_start = user_len.map_or(path_start, |len| len + url[len..].find('/').unwrap_or(url.len() - len));
+        }
+        // Cut off before its `@`: a port would be a number.
+        if user_len.is_none()
+            && let Some((user, password)) = url[..authority_len].split_once(':')
+            && !password.is_empty()
+            && !is_variable(password)
+            && password.parse::<u16>().is_err()
+        {
+            mask(start + user.len() + 1..start + authority_len);
         }
         if let Some(user_len) = user_len {
             let user = &url[..user_len];
@@ -327,6 +336,7 @@ mod tests {
             ("https://$USER:${PW}@host/x", "https://$USER:${PW}@host/x"),
             ("https://host/t/to-ken-1/conda-forge", "https://host/t/********/conda-forge"),
             ("https://u:p/w@host/t/tok/x", "https://*****@host/t/***/x"),
+            ("https://me:hunter2 @host/x", "https://me:******* @host/x"),
             ("https://host:8080/x@y", "https://host:8080/x@y"),
             ("https://host/x?access_token=abc&b=1", "https://host/x?access_token=***&b=1"),
             ("https://host/x.conda#md5", "https://host/x.conda#md5"),

@@ -269,7 +269,7 @@ impl Builder<'_> {
             }
             Event::SequenceEnd | Event::MappingEnd => match self.stack.pop() {
                 Some(Frame::Sequence { anchor, start, items }) => {
-                    let end = items.last().map_or(start, |item| item.span.end).max(span.end.min(self.line_end(span.start)));
+                    let end = items.last().map_or(start, |item| item.span.end).max(span.end.min(self.flow_end(span.start)));
                     self.add(Node { span: start..end.max(start), value: Value::Sequence(items) }, anchor)?;
                 }
                 Some(Frame::Mapping { anchor, start, mut entries, seen, merges, .. }) => {
@@ -278,7 +278,7 @@ impl Builder<'_> {
                     }
                     let end = entries.last().map_or(start, |entry| entry.value.span.end.max(entry.key_span.end));
                     self.add(
-                        Node { span: start..end.max(span.end.min(self.line_end(span.start))).max(start), value: Value::Mapping(entries) },
+                        Node { span: start..end.max(span.end.min(self.flow_end(span.start))).max(start), value: Value::Mapping(entries) },
                         anchor,
                     )?;
                 }
@@ -289,8 +289,9 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn line_end(&self, offset: usize) -> usize {
-        // The end event of a block collection stands at the next token, maybe lines below; of a flow collection at its bracket.
+    /// The end of a flow collection whose end event stands at `offset`, on its bracket; 0 for a block collection, whose end event
+    /// stands at the next token, maybe lines below.
+    fn flow_end(&self, offset: usize) -> usize {
         if matches!(self.text.text.as_bytes().get(offset), Some(b']' | b'}')) { offset + 1 } else { 0 }
     }
 

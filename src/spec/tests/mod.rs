@@ -21,7 +21,7 @@ fn env(name: &str) -> Option<String> {
 }
 
 fn options_for(subdir: Subdir) -> ReadOptions {
-    ReadOptions { subdir, root_dir: PathBuf::from("/work"), env, target_given: false }
+    ReadOptions { subdir, root_dir: PathBuf::from("/project"), env, target_given: false }
 }
 
 fn options() -> ReadOptions {

@@ -19,7 +19,7 @@ const DIFFERENT: &[(&str, &str)] = &[
     ("env-118.yml", "`name: {{ env_name }}` is a template, refused with a hint"),
 ];
 
-fn data_dir() -> Option<PathBuf> {
+pub(super) fn data_dir() -> Option<PathBuf> {
     let dir = std::env::var_os("TARE_SHARED_DATA")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/data"), PathBuf::from)
         .join("envs");
