@@ -5,9 +5,11 @@ use std::sync::Arc;
 use rattler_conda_types::{Channel, Subdir};
 use url::Url;
 
+use super::host;
 use super::redact::{redact_text, redact_url};
 use crate::config::{Settings, expand_home};
 use crate::error::{Error, Place, Result};
+use crate::report::Progress;
 
 /// A channel as it was asked for.
 pub trait ChannelSource {
@@ -155,6 +157,21 @@ pub fn expand<C: ChannelSource>(entries: &[C], settings: &Settings, options: Exp
             .hint("list one: `channels: [conda-forge]`"));
     }
     Ok(work.out)
+}
+
+/// Makes the `host` channel (or finds it unchanged in the cache) and returns its URL: what [`ExpandOptions::host`] wants.
+///
+/// # Errors
+/// As [`host::materialize`].
+pub fn host_url(settings: &Settings, progress: &dyn Progress) -> Result<Url> {
+    let env = &settings.env;
+    let options = host::HostOptions {
+        cache_dir: settings.cache_dir.value.clone(),
+        interpreter: env.get("TARE_HOST_PYTHON").filter(|text| !text.is_empty()).map(|text| expand_home(&text, settings.home.as_deref())),
+        path_env: env.get("PATH").map(Into::into),
+        home: settings.home.clone(),
+    };
+    Ok(host::materialize(&options, progress)?.url)
 }
 
 struct Work<'a> {

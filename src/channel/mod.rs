@@ -20,6 +20,6 @@ mod session;
 pub(crate) mod test_server;
 
 pub use client::RetryPolicy;
-pub use expand::{ChannelSource, ExpandOptions, Expanded, ResolvedChannel, expand};
+pub use expand::{ChannelSource, ExpandOptions, Expanded, ResolvedChannel, expand, host_url};
 pub use redact::{redact_text, redact_url};
-pub use session::{Session, SessionOptions, Text};
+pub use session::{Session, SessionOptions};

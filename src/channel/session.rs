@@ -23,21 +23,13 @@ use super::redact::redact_url;
 use crate::config::Settings;
 use crate::error::{Error, Kind, Result};
 use crate::report::{Phase, Progress, TaskId};
+use crate::spec::Fetched;
 
 /// What a session can be told besides the settings.
 #[derive(Debug, Clone, Default)]
 pub struct SessionOptions {
     /// Retries; by default `max_retries` of the settings, from half a second up.
     pub retry: Option<RetryPolicy>,
-}
-
-/// A text that was fetched.
-#[derive(Debug, Clone)]
-pub struct Text {
-    /// URL without secrets.
-    pub name: String,
-    /// As it came.
-    pub bytes: Vec<u8>,
 }
 
 /// One client, one package cache, one repodata gateway.
@@ -207,7 +199,7 @@ impl Session {
     ///
     /// # Errors
     /// `Kind::Network` with the URL (secrets masked) and the reason; `Kind::Usage` for another scheme.
-    pub async fn fetch_text(&self, url: &Url) -> Result<Text> {
+    pub async fn fetch_text(&self, url: &Url) -> Result<Fetched> {
         let name = redact_url(url);
         let failed = |why: String| Error::network(format!("cannot fetch `{name}`")).because(why);
         match url.scheme() {
@@ -220,7 +212,7 @@ impl Session {
                 if bytes.len() > MAX_TEXT {
                     return Err(Error::failure(format!("`{name}` is longer than {MAX_TEXT} bytes")));
                 }
-                Ok(Text { name, bytes })
+                Ok(Fetched { name, bytes, base_dir: None })
             }
             "http" | "https" => {
                 if self.offline {
@@ -240,7 +232,7 @@ impl Session {
                         return Err(failed(format!("it is longer than {MAX_TEXT} bytes")));
                     }
                 }
-                Ok(Text { name, bytes })
+                Ok(Fetched { name, bytes, base_dir: None })
             }
             scheme => Err(Error::usage(format!("`{name}`: `{scheme}:` is not supported")).hint("http, https and file are")),
         }
