@@ -1,0 +1,148 @@
+use super::*;
+use crate::config::{Environment, LoadOptions, load};
+
+fn settings(condarc: &str) -> (tempfile::TempDir, Settings) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(".condarc"), condarc).unwrap();
+    let settings = load(&LoadOptions {
+        no_config: false,
+        config_file: None,
+        env: Environment::empty(),
+        home: Some(folder.path().to_path_buf()),
+        cwd: folder.path().to_path_buf(),
+        system_root: folder.path().join("none"),
+    })
+    .unwrap();
+    (folder, settings)
+}
+
+fn options(root_dir: &Path) -> ExpandOptions<'_> {
+    ExpandOptions { override_channels: false, declared: true, nodefaults: false, root_dir, host: None }
+}
+
+/// `display url` of each channel, then the notes.
+fn shown(expanded: &Expanded) -> String {
+    let mut out = String::new();
+    for channel in &expanded.channels {
+        out.push_str(&format!("{} {}\n", channel.display, channel.channel.base_url));
+    }
+    for note in &expanded.notes {
+        out.push_str(&format!("note: {note}\n"));
+    }
+    out
+}
+
+#[test]
+fn defaults_are_used_or_appended() {
+    let (folder, settings) = settings("");
+    let run = |entries: &[&str], change: &dyn Fn(&mut ExpandOptions<'_>)| {
+        let mut options = options(folder.path());
+        change(&mut options);
+        expand(entries, &settings, options).map(|expanded| shown(&expanded)).unwrap_or_else(|error| error.to_string())
+    };
+    insta::assert_snapshot!(run(&[], &|options| options.declared = false), @r"");
+    insta::assert_snapshot!(run(&["pytorch", "nvidia"], &|_| {}), @r"");
+    insta::assert_snapshot!(run(&["pytorch", "nodefaults"], &|_| {}), @r"");
+    insta::assert_snapshot!(run(&["pytorch"], &|options| options.nodefaults = true), @r"");
+    insta::assert_snapshot!(run(&["pytorch"], &|options| options.override_channels = true), @r"");
+    // The configured one is listed already: nothing is appended and nothing is said.
+    insta::assert_snapshot!(run(&["conda-forge", "pytorch"], &|_| {}), @r"");
+    insta::assert_snapshot!(run(&[], &|options| options.override_channels = true), @r"");
+    insta::assert_snapshot!(run(&["nodefaults"], &|_| {}), @r"");
+}
+
+#[test]
+fn names_labels_aliases_and_lists() {
+    let (folder, settings) = settings(
+        "channels: [all]\nchannel_alias: https://mirror.example/conda/\ncustom_channels: {special: 'https://special.example/base', special/deep: 'https://deep.example', here: ./local}\ncustom_multichannels: {all: [conda-forge, special/x], outer: [all, defaults]}\n",
+    );
+    let expanded = expand(
+        &["special", "special/label/dev", "special/deep/y", "conda-forge/label/rc", "outer", "https://mirror.example/conda/conda-forge/linux-64", "pkgs/free", "https://Other.example/a/b//"],
+        &settings,
+        options(folder.path()),
+    )
+    .unwrap();
+    insta::assert_snapshot!(shown(&expanded), @r"");
+}
+
+#[test]
+fn secrets_leave_the_url() {
+    let (folder, settings) = settings("channels: ['https://conda.anaconda.org/t/tk-SECRET/private']\n");
+    let mut options = options(folder.path());
+    options.override_channels = false;
+    let expanded = expand(&["https://user:SECRET%2F@host.example:8443/chan", "https://host.example/base/t/tk-SECRET/chan"], &settings, options).unwrap();
+    let text = format!("{}{:?}", shown(&expanded), expanded);
+    assert!(!text.contains("SECRET"), "{text}");
+    insta::assert_snapshot!(shown(&expanded), @r"");
+    assert_eq!(
+        expanded.channels[0].credential,
+        Some(Credential { prefix: "https://host.example:8443/chan/".parse().unwrap(), secret: Secret::Basic { user: "user".to_owned(), password: "SECRET/".to_owned() } })
+    );
+    assert!(matches!(&expanded.channels[1].credential, Some(Credential { secret: Secret::Token { at: 5, token }, .. }) if token == "tk-SECRET"));
+    assert!(matches!(&expanded.channels[2].credential, Some(Credential { secret: Secret::Token { at: 0, .. }, .. })));
+}
+
+#[test]
+fn folders_are_channels() {
+    let (folder, settings) = settings("");
+    let make = |below: &str| {
+        std::fs::create_dir_all(folder.path().join(below)).unwrap();
+        std::fs::write(folder.path().join(below).join("repodata.json"), "{}").unwrap();
+    };
+    make("chan/noarch");
+    make("sp ace/linux-64");
+    std::fs::create_dir_all(folder.path().join("empty")).unwrap();
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    let mut options = options(folder.path());
+    options.override_channels = true;
+    let absolute = format!("file://{}", folder.path().join("chan").display());
+    let absolute_path = folder.path().join("chan/").display().to_string();
+    let expanded = expand(&["./chan", "chan/../chan", &absolute, &absolute_path, "~/sp ace", "./chan/noarch"][..1], &settings, options).unwrap();
+    assert_eq!(expanded.channels.len(), 1);
+    let expanded = expand(&["./chan", &absolute, &absolute_path, "~/sp ace", &format!("{absolute}/noarch")], &settings, options).unwrap();
+    let root = format!("file://{}", folder.path().display());
+    assert_eq!(expanded.channels.iter().map(|channel| channel.channel.base_url.as_str().replace(&root, "ROOT")).collect::<Vec<_>>(), ["ROOT/chan/", "ROOT/sp%20ace/"]);
+    let fails = |text: &str| expand(&[text], &settings, options).unwrap_err().to_string().replace(&folder.path().display().to_string(), "ROOT");
+    insta::assert_snapshot!([fails("./nothing"), fails("./empty"), fails("./file"), fails("./chan/noarch")].join("\n"), @r"");
+}
+
+#[test]
+fn wrong_names_are_refused() {
+    let (folder, settings) = settings("custom_multichannels: {loop: [other], other: [loop]}\n");
+    let mut out = String::new();
+    for text in ["", "a b", "a:b", "s3://bucket/x", "ftp://host/x", "http://", "https://host/x?y=1", "a//b", "../..", "a/../b", "-c\u{7}", "loop", "http://[::1/x", "user@host", "[x]", "a=b", "host"] {
+        let mut options = options(folder.path());
+        options.override_channels = true;
+        let error = expand(&[text], &settings, options).unwrap_err();
+        out.push_str(&format!("{}\n", error.to_string().replace(&folder.path().display().to_string(), "ROOT").replace(&folder.path().parent().unwrap().parent().map(|path| path.display().to_string()).filter(|path| path.len() > 1).unwrap_or("\0".to_owned()), "ABOVE")));
+    }
+    insta::assert_snapshot!(out, @r"");
+}
+
+#[test]
+fn the_host_channel_is_made_once_and_only_when_asked_for() {
+    let (folder, settings) = settings("");
+    let made = std::cell::Cell::new(0);
+    let make = || {
+        made.set(made.get() + 1);
+        Ok("file:///cache/host/".parse::<Url>().unwrap())
+    };
+    let mut options = options(folder.path());
+    options.host = Some(&make);
+    let expanded = expand(&["pytorch"], &settings, options).unwrap();
+    assert!(expanded.channels.iter().all(|channel| !channel.is_host));
+    assert_eq!(made.get(), 0);
+    let expanded = expand(&["host", "pytorch", "host"], &settings, options).unwrap();
+    assert_eq!(made.get(), 1);
+    assert!(expanded.channels[0].is_host);
+    assert_eq!(expanded.channels.len(), 3);
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_name_is_no_panic(text in "(https?://|file://|/|\\.|~|t/|@|:|[a-z]|%2|\u{e9}|\\[|\\]| ){0,12}") {
+        let home = std::path::PathBuf::from("/nowhere");
+        let settings = Settings::defaults(&home).unwrap();
+        let _ = expand(&[text.as_str()], &settings, options(&home));
+    }
+}
