@@ -24,6 +24,9 @@ const STEPS: usize = 4;
 /// Time for the smallest set of requests in conflict.
 const SEARCH: Duration = Duration::from_secs(6);
 
+/// The source of a [`super::Request::pins`] record, in texts.
+pub(super) const KEPT: &str = "a package that must stay as it is";
+
 /// A dependency of a record, read once.
 pub(super) struct Dep {
     pub entry: usize,
@@ -228,7 +231,7 @@ impl<'p, 'a> Facts<'p, 'a> {
             && (pin.package_record.version != record.package_record.version || pin.package_record.build != record.package_record.build)
         {
             let package = &pin.package_record;
-            return Some(Reason::Pinned { spec: format!("{name} {} {}", package.version, package.build), source: "a package that must stay as it is".into() });
+            return Some(Reason::Pinned { spec: format!("{name} {} {}", package.version, package.build), source: KEPT.into() });
         }
         None
     }
@@ -241,11 +244,15 @@ impl<'p, 'a> Facts<'p, 'a> {
     /// `narrow`: also let needed packages restrict each other.
     fn eliminate(&mut self, narrow: bool) -> Option<Failure> {
         let deadline = Instant::now() + SEARCH;
+        let mut first = true;
         loop {
             let mut changed = false;
-            let mut position = 0;
-            // New entries join while walking: this reaches every name.
-            while position < self.entries.len() {
+            // Forwards once, which meets every name (new entries join while walking); then what was met last first, so
+            // that a missing end of a long chain travels to its start in one pass.
+            let known = if first { usize::MAX } else { self.entries.len() };
+            let mut step = 0;
+            while step < known.min(self.entries.len()) {
+                let position = if first { step } else { known - 1 - step };
                 for candidate in 0..self.entries[position].candidates.len() {
                     let Candidate { record: Some(record), dead: None, .. } = self.entries[position].candidates[candidate] else { continue };
                     if let Some(reason) = self.fault(record) {
@@ -253,11 +260,14 @@ impl<'p, 'a> Facts<'p, 'a> {
                         changed = true;
                     }
                 }
-                position += 1;
-                if position % 64 == 0 && Instant::now() > deadline {
+                step += 1;
+                if step % 64 == 0 && Instant::now() > deadline {
                     return None;
                 }
             }
+            // Entries met while walking backwards are walked in the next round.
+            changed |= first || self.entries.len() > known;
+            first = false;
             if let Some(root) = self.roots.iter().find(|root| !self.live(root)) {
                 return Some(Failure::Request(root.clone()));
             }
@@ -411,7 +421,7 @@ impl Facts<'_, '_> {
                     match self.leaf_of(dep) {
                         Ok(leaf) => leaf,
                         Err(next) => {
-                            if steps.len() > 12 {
+                            if steps.len() > 5000 {
                                 Leaf::Deep
                             } else {
                                 (entry, candidate) = (dep.entry, next);
@@ -429,8 +439,14 @@ impl Facts<'_, '_> {
     pub(super) fn leaf_of(&self, dep: &Dep) -> Result<Leaf, usize> {
         let entry = &self.entries[dep.entry];
         let name = entry.name.clone();
-        if let Some(&first) = dep.candidates.iter().find(|&&index| !matches!(entry.candidates[index].dead, Some(Reason::Priority { .. } | Reason::Channel { .. }))).or(dep.candidates.first()) {
-            return Err(first);
+        // Newest first, but builds for another Python, or of another channel, say least.
+        let telling = |index: &&usize| match &entry.candidates[**index].dead {
+            Some(Reason::Priority { .. } | Reason::Channel { .. }) => 2,
+            Some(Reason::Needs(on)) if matches!(self.entries[on.entry].name.as_str(), "python" | "python_abi") => 1,
+            _ => 0,
+        };
+        if let Some(&best) = dep.candidates.iter().min_by_key(telling) {
+            return Err(best);
         }
         Ok(if name.starts_with("__") {
             match entry.candidates.first().and_then(|candidate| candidate.version()) {
@@ -572,17 +588,21 @@ fn leaf_text(leaf: &Leaf, has_steps: bool, intent: GpuIntent) -> String {
         },
         Leaf::Unknown { .. } => "which no channel of this request has".into(),
         Leaf::NoMatch { .. } => "of which no build exists".into(),
+        Leaf::Request { spec } if !has_steps => format!("ruled out by the request `{}`", clip(spec)),
+        Leaf::Pinned { spec, source } if !has_steps => format!("ruled out: `{}` is set by {}", clip(spec), clip(source)),
         Leaf::Request { spec } => format!("but the request is `{}`", clip(spec)),
         Leaf::Pinned { spec, source } => format!("but `{}` is set by {}", clip(spec), clip(source)),
         Leaf::TooNew { .. } if has_steps => "which is newer than `--exclude-newer` allows".into(),
-        Leaf::TooNew { .. } => "is newer than `--exclude-newer` allows".into(),
+        Leaf::TooNew { .. } => "newer than `--exclude-newer` allows".into(),
         Leaf::Priority { used, .. } if has_steps => format!("but strict channel priority allows that name only from `{used}`"),
-        Leaf::Priority { used, .. } => format!("is hidden: strict channel priority allows this name only from `{used}`"),
+        Leaf::Priority { used, .. } => format!("hidden: strict channel priority allows this name only from `{used}`"),
         Leaf::Channel { wanted, .. } if has_steps => format!("but that name is requested from `{wanted}`"),
-        Leaf::Channel { wanted, .. } => format!("is in another channel than the requested `{wanted}`"),
+        Leaf::Channel { wanted, .. } => format!("in another channel than the requested `{wanted}`"),
+        Leaf::Demanded { by, spec } if !has_steps => format!("ruled out: `{by}` needs `{}`", clip(spec)),
         Leaf::Demanded { by, spec } => format!("but `{by}` needs `{}`", clip(spec)),
         Leaf::Forbidden { .. } => "and nothing of it that fits is left".into(),
-        Leaf::Deep => "which leads too far to show".into(),
+        Leaf::Deep if has_steps => "which leads too far to show".into(),
+        Leaf::Deep => "ruled out by a conflict too far away to show".into(),
     }
 }
 
@@ -611,12 +631,11 @@ impl Group {
                 _ => format!(", which {verb} {}", named(name, specs)),
             });
         }
-        let separator = match (&self.leaf, self.steps.is_empty()) {
-            (_, false) => ", ",
-            (Leaf::TooNew { .. } | Leaf::Priority { .. } | Leaf::Channel { .. }, true) => " ",
-            (_, true) => ", ",
-        };
-        line.push_str(separator);
+        line.push_str(match (self.steps.is_empty(), self.builds > 1) {
+            (false, _) => ", ",
+            (true, false) => " is ",
+            (true, true) => " are ",
+        });
         line.push_str(&leaf_text(&self.leaf, !self.steps.is_empty(), intent));
         line
     }
@@ -651,6 +670,15 @@ pub(super) fn explain(problem: &Problem<'_>, plan: &Plan, text: &str) -> Error {
         (finding, hints)
     };
     let mut error = Error::new(Kind::Unsatisfiable, finding.message);
+    if let Some(request) = &finding.request
+        && let Some(name) = request.spec.name.as_exact()
+    {
+        // A record left out as faulty may be the one that was meant.
+        let file = format!("`{}-", name.as_normalized());
+        for warning in problem.warnings.iter().filter(|warning| warning.starts_with(&file)).take(3) {
+            error = error.because(warning);
+        }
+    }
     for cause in finding.causes {
         error = error.because(cause);
     }
@@ -732,20 +760,16 @@ impl Facts<'_, '_> {
     }
 }
 
-/// Those that say most first: what the machine lacks, then what the request or a pin says, then the rest; larger first.
+/// Those that say most first: what the machine lacks; then what the newest builds fail for; then builds for another
+/// Python, which there are of nearly everything; last what another channel or request hides altogether.
 fn order_groups(mut groups: Vec<Group>) -> Vec<Group> {
-    let rank = |leaf: &Leaf| match leaf {
+    let rank = |group: &Group| match &group.leaf {
         Leaf::NoVirtual { .. } | Leaf::VirtualVersion { .. } => 0,
-        Leaf::Request { .. } | Leaf::Pinned { .. } => 1,
-        Leaf::TooNew { .. } | Leaf::Priority { .. } | Leaf::Channel { .. } => 2,
-        Leaf::Demanded { .. } | Leaf::Forbidden { .. } => 3,
-        Leaf::Unknown { .. } | Leaf::NoMatch { .. } => 4,
-        Leaf::Deep => 5,
+        _ if group.steps.is_empty() => 3,
+        Leaf::Request { spec } if spec.starts_with("python ") && group.steps.len() <= 2 => 2,
+        _ => 1,
     };
-    // Chains that only repeat the clash of the group's own request come last.
-    groups.sort_by(|a, b| {
-        (rank(&a.leaf), a.steps.is_empty()).cmp(&(rank(&b.leaf), b.steps.is_empty())).then(b.builds.cmp(&a.builds)).then_with(|| b.versions.last().cmp(&a.versions.last()))
-    });
+    groups.sort_by(|a, b| rank(a).cmp(&rank(b)).then_with(|| b.versions.last().cmp(&a.versions.last())).then(b.builds.cmp(&a.builds)));
     groups
 }
 

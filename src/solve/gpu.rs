@@ -58,8 +58,9 @@ const FRAMEWORKS: &[&str] = &[
     "libmagma",
 ];
 
-/// Packages that carry the version of the CUDA toolkit, best first.
-const TOOLKIT: &[&str] = &["cuda-version", "pytorch-cuda", "cudatoolkit", "cuda-cudart", "cuda-runtime", "cuda-toolkit"];
+/// Packages that carry the version of the CUDA toolkit, the run-time library itself first: `cuda-version` may be newer
+/// where it is there for something else.
+const TOOLKIT: &[&str] = &["cuda-cudart", "cudatoolkit", "pytorch-cuda", "cuda-version", "cuda-runtime", "cuda-toolkit"];
 
 /// Dependencies that only CUDA builds have.
 const CUDA_DEPENDENCIES: &[&str] = &["__cuda", "cuda-version", "cudatoolkit", "pytorch-cuda", "cuda-cudart", "libcudart", "cudnn", "libcudnn", "libcublas", "nccl", "cuda-nvrtc", "libcufft"];

@@ -8,7 +8,7 @@ use rattler_conda_types::package::BuildString;
 use rattler_conda_types::{GenericVirtualPackage, MatchSpec, PackageName, ParseMatchSpecOptions, StringMatcher, Version, VersionSpec};
 
 use super::engine::{Found, Plan, Problem, Verdict};
-use super::explain::{Facts, Finding, Leaf, list, text_of};
+use super::explain::{Facts, Finding, KEPT, Leaf, list, text_of};
 use super::{GpuIntent, PriorityChoice, gpu};
 
 /// Time for all proofs of one failure.
@@ -115,12 +115,16 @@ pub(super) fn hints(facts: &mut Facts<'_, '_>, finding: &Finding) -> Vec<String>
     }
     for leaf in &leaves {
         match leaf {
-            Leaf::Pinned { source, .. } => {
+            // `gpu::settle` says itself what can be done about its own constraint.
+            Leaf::Pinned { source, .. } if !source.starts_with("`--gpu") => {
                 let mut plan = facts.plan.clone();
                 plan.constraints.retain(|pinned| pinned.source != *source);
-                plan.pins = plan.pins && source != "a package that must stay as it is";
+                plan.pins = plan.pins && source != KEPT;
                 if prover.solves(&plan).is_some() {
-                    add(Some(format!("it solves without the pin of {source}")));
+                    add(Some(match leaf {
+                        Leaf::Pinned { spec, source } if source == KEPT => format!("it solves if `{spec}` may change"),
+                        _ => format!("it solves without the pin of {source}"),
+                    }));
                 }
             }
             Leaf::TooNew { .. } => add(newer(facts, &prover)),
@@ -140,7 +144,7 @@ pub(super) fn hints(facts: &mut Facts<'_, '_>, finding: &Finding) -> Vec<String>
         blamed.extend(facts.plan.specs.iter().map(text_of));
     }
     if let Some(request) = &finding.request
-        && !request.candidates.is_empty()
+        && !facts.entries[request.entry].candidates.is_empty()
     {
         blamed.push(text_of(&request.spec));
     }
@@ -187,7 +191,7 @@ fn free(facts: &Facts<'_, '_>, prover: &Prover<'_, '_>, which: impl Fn(&MatchSpe
     let record = found.records.iter().find(|record| record.package_record.name == name)?;
     let package = &record.package_record;
     let from = if how == "from any channel" { format!(" from `{}`", super::engine::shown(record.channel.as_deref())) } else { String::new() };
-    Some(format!("it solves with `{before}` {how}: `{} {} {}`{from}", name.as_normalized(), package.version, package.build))
+    Some(format!("it solves with `{before}` {how}, as `{} {} {}`{from}", name.as_normalized(), package.version, package.build))
 }
 
 /// The machine lacks something: would it solve on one that has it?
@@ -360,10 +364,14 @@ fn nearest(facts: &Facts<'_, '_>, prover: &Prover<'_, '_>, finding: &Finding, na
             proven.push(format!("{name}={version}"));
         }
     }
-    let shown = list(&near, 2);
+    let shown = match near.len() {
+        0 => return None,
+        1 => format!("the nearest version of `{name}` is {}", list(&near, 2)),
+        _ => format!("the nearest versions of `{name}` are {}", list(&near, 2)),
+    };
     Some(match proven.as_slice() {
-        [] => format!("the nearest versions of `{name}` are {shown}"),
-        some => format!("the nearest versions of `{name}` are {shown}; it solves with {}", list(some, 2)),
+        [] => shown,
+        some => format!("{shown}; it solves with {}", list(some, 2).replace(" and ", " or ")),
     })
 }
 

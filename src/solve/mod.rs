@@ -277,6 +277,15 @@ pub fn solve_records(request: &Request, repodata: &[ChannelRecords<'_>]) -> Resu
         driver: request.driver_version.as_deref(),
     });
     lints.extend(problem.lints(&records));
+    if request.gpu == GpuIntent::Require && gpu.variant == GpuVariant::None {
+        lints.push(Lint {
+            code: "gpu-require-idle",
+            level: Level::Warning,
+            message: "`--gpu require` was given, and no package of this solution has CUDA and CPU builds to choose from".into(),
+            hints: vec!["ask for a framework (`pytorch-gpu`, `jaxlib`), or check the GPU of the finished environment".into()],
+            packages: Vec::new(),
+        });
+    }
     lints.retain(|lint| !request.silence.contains(lint.code));
     let preflight: Vec<Lint> = preflight.into_iter().filter(|lint| !request.silence.contains(lint.code)).collect();
     if request.gpu == GpuIntent::Require
