@@ -151,6 +151,9 @@ pub fn cache_root(cache_dir: &Path) -> PathBuf {
 
 /// Makes the channel, or finds it made: only the files of the installations are looked at then, nothing is run.
 ///
+/// Blocks the thread: about a second of computing for each new installation, in parallel. Holds the files of each installation that is being
+/// packaged in memory (some 100 MB).
+///
 /// Several processes may do this at once, and one that is killed leaves nothing that the next would take for whole.
 ///
 /// # Errors
