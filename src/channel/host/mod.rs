@@ -9,7 +9,8 @@
 //! CACHE/host/channels/KEY/            linux-64/ and noarch/ with repodata.json, channel.json; KEY follows from the set of installations
 //! CACHE/host/work/                    being made; emptied by the next run after a kill
 //! ```
-//! Folders under `packages` and `channels` appear by one rename and never change afterwards, so a reader needs no lock.
+//! Folders under `packages` and `channels` appear by one rename, so a reader needs no lock. One that is whole is never touched
+//! again; one in which a file is missing or cut short is made again.
 
 mod archive;
 mod discover;
@@ -149,6 +150,9 @@ pub fn cache_root(cache_dir: &Path) -> PathBuf {
 }
 
 /// Makes the channel, or finds it made: only the files of the installations are looked at then, nothing is run.
+///
+/// Blocks the thread: about a second of computing for each new installation, in parallel. Holds the files of each installation that is being
+/// packaged in memory (some 100 MB).
 ///
 /// Several processes may do this at once, and one that is killed leaves nothing that the next would take for whole.
 ///
@@ -292,21 +296,22 @@ fn empty(work: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The channel at `path`, if it is there and whole.
+/// The channel at `path`, if it is there, whole, and not due for another try.
 fn open(path: &Path) -> Result<Option<HostChannel>> {
-    let manifest_path = path.join("channel.json");
-    let Ok(bytes) = fs::read(&manifest_path) else { return Ok(None) };
-    let Ok(manifest) = serde_json::from_slice::<Manifest>(&bytes) else { return Ok(None) };
-    let whole = manifest.files.iter().all(|(file, size)| fs::metadata(path.join(file)).is_ok_and(|meta| meta.len() == *size));
-    if !whole {
-        return Ok(None);
-    }
-    if manifest.transient && older_than(&manifest_path, RETRY_AFTER) {
+    let Some(manifest) = read_manifest(path) else { return Ok(None) };
+    if manifest.transient && older_than(&path.join("channel.json"), RETRY_AFTER) {
         return Ok(None);
     }
     let url = Url::from_directory_path(path)
         .map_err(|()| Error::failure(format!("the cache path `{}` cannot be written as a URL", path.display())))?;
     Ok(Some(HostChannel { root: path.to_path_buf(), url, interpreters: manifest.interpreters }))
+}
+
+/// The manifest of the channel at `path`, if all its files are there in full length.
+fn read_manifest(path: &Path) -> Option<Manifest> {
+    let manifest: Manifest = serde_json::from_slice(&fs::read(path.join("channel.json")).ok()?).ok()?;
+    let whole = manifest.files.iter().all(|(file, size)| fs::metadata(path.join(file)).is_ok_and(|meta| meta.len() == *size));
+    whole.then_some(manifest)
 }
 
 fn older_than(path: &Path, age: Duration) -> bool {
@@ -485,6 +490,14 @@ fn publish(root: &Path, work: &Path, channel: &Path, keys: &[String], records: &
     };
     let target = made.join("channel.json");
     fs::write(&target, json(&manifest)?).map_err(|error| Error::io("write", &target, &error))?;
+    if let Some(there) = read_manifest(channel)
+        && there.files == manifest.files
+    {
+        // Somebody may be reading the packages: only what is said of the interpreters is new.
+        let place = channel.join("channel.json");
+        fs::rename(&target, &place).map_err(|error| Error::io("replace", &place, &error))?;
+        return fs::remove_dir_all(&made).map_err(|error| Error::io("remove", &made, &error));
+    }
     replace(&made, channel)
 }
 

@@ -1,6 +1,7 @@
 //! Asks an interpreter what it is, by running it once.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -105,6 +106,9 @@ fn run(program: &Path, arguments: &[&str], scratch: &Path, patience: Duration) -
             command.env_remove(&name);
         }
     }
+    if let Some(folders) = library_path(program) {
+        command.env("LD_LIBRARY_PATH", folders);
+    }
     let started = Instant::now();
     let mut child = loop {
         match command.spawn() {
@@ -141,6 +145,16 @@ fn run(program: &Path, arguments: &[&str], scratch: &Path, patience: Duration) -
         return Err(format!("it does not run ({status}): {last}"));
     }
     Ok(output)
+}
+
+/// The libraries of the installation itself come first, as they do in the package. An interpreter without a search path would
+/// otherwise load the libpython of another installation and answer for that one.
+fn library_path(program: &Path) -> Option<OsString> {
+    let prefix = program.parent()?.parent()?;
+    let own = ["lib", "lib64"].into_iter().map(|name| prefix.join(name)).filter(|folder| folder.is_dir());
+    let given = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    // An empty entry would mean the current folder.
+    std::env::join_paths(own.chain(std::env::split_paths(&given).filter(|folder| folder.is_absolute()))).ok()
 }
 
 fn read_start(mut file: fs::File) -> Result<Vec<u8>, String> {

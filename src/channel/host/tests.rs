@@ -256,6 +256,36 @@ print(open("/proc/self/maps").read())
     assert!(!text.contains(&format!("{}/lib", original().display())), "{text}");
 }
 
+/// One interpreter that does not run is asked again after a while; the packages of the others stay where they are.
+#[test]
+fn a_refusal_that_may_pass_is_tried_again_later() {
+    let Some((_, _, channel)) = real() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let root = fs::canonicalize(dir.path()).unwrap();
+    let bin = root.join("bin");
+    fs::create_dir(&bin).unwrap();
+    fs::write(bin.join("python3.9"), b"\x7fELF and nothing else").unwrap();
+    fs::set_permissions(bin.join("python3.9"), fs::Permissions::from_mode(0o755)).unwrap();
+    let found = channel.interpreters[0].path.parent().unwrap();
+    let mut options = options(&root.join("cache"), None);
+    options.path_env = Some(std::env::join_paths([&bin, found]).unwrap());
+    let first = materialize(&options, &Silent).unwrap();
+    let refused: Vec<_> = first.refused().map(|(path, _)| path.to_path_buf()).collect();
+    assert!(refused.contains(&bin.join("python3.9")), "{refused:?}");
+    let package = packages(&first, &this_subdir())[0].clone();
+    let manifest = first.root.join("channel.json");
+    let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
+    let before = (inode(&package), inode(&manifest));
+    assert_eq!(materialize(&options, &Silent).unwrap(), first);
+    assert_eq!((inode(&package), inode(&manifest)), before);
+
+    let old = SystemTime::now() - RETRY_AFTER - Duration::from_secs(60);
+    File::options().append(true).open(&manifest).unwrap().set_modified(old).unwrap();
+    assert_eq!(materialize(&options, &Silent).unwrap(), first);
+    assert_eq!(inode(&package), before.0);
+    assert_ne!(inode(&manifest), before.1);
+}
+
 /// What a folder of interpreters that cannot be used says.
 #[test]
 fn without_a_usable_interpreter_each_is_named_with_the_reason() {
