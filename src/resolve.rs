@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::channel::{self, ResolvedChannel, Session};
 use crate::config::Settings;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::platform::{self, GpuIntent, Target, TargetOptions};
 use crate::report::{Phase, Progress};
 use crate::solve::{self, PriorityChoice, Solution};
@@ -317,7 +317,7 @@ pub async fn resolve(
     request.driver_version = prepared.target.gpu.driver_version();
     request.pip_names = prepared.spec.pip.iter().filter_map(pip_name).collect();
     request.lookup = Some(Arc::new(SessionLookup {
-        session: session.clone(),
+        session: session.quiet(),
         channels: prepared.channels.clone(),
         subdir: prepared.target.subdir,
         settings: settings.clone(),
@@ -326,15 +326,30 @@ pub async fn resolve(
     let cancel = solve::CancellationToken::new();
     request.cancel = Some(cancel.clone());
     let guard = CancelOnDrop(Some(cancel));
-    let task = progress.start(Phase::Solve, &prepared.target.subdir.to_string(), None);
-    let solved = tokio::task::spawn_blocking(move || solve::solve(&request, &repodata)).await;
+    let task = progress.start(Phase::Solve, prepared.target.subdir.as_str(), None);
+    let mut quick = request.clone();
+    quick.lookup = None;
+    let mut solved = solve_on_thread(quick, repodata).await;
+    if solved.as_ref().is_err_and(|error| error.kind() == Kind::Unsatisfiable) {
+        // The gateway leaves out records that no spec matches. They are what explains why nothing fits.
+        let names: Vec<MatchSpec> =
+            wanted.iter().filter_map(|spec| spec.name.as_exact().map(|name| MatchSpec::from(name.clone()))).collect();
+        let repodata = session.repodata(&prepared.channels, &subdirs, &names, true).await?;
+        solved = solve_on_thread(request, repodata).await;
+    }
     progress.finish(task);
     guard.disarm();
-    let solution = solved.map_err(|error| Error::failure("the solver stopped").because(error))??;
+    let solution = solved?;
     for warning in &solution.warnings {
         progress.warn(warning, &[]);
     }
     Ok(Resolved { records: solution.records.clone(), requested: specs, solution: Some(solution) })
+}
+
+async fn solve_on_thread(request: solve::Request, repodata: Vec<rattler_repodata_gateway::RepoData>) -> Result<Solution> {
+    tokio::task::spawn_blocking(move || solve::solve(&request, &repodata))
+        .await
+        .map_err(|error| Error::failure("the solver stopped").because(error))?
 }
 
 fn pip_name(item: &spec::PipItem) -> Option<String> {

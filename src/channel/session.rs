@@ -127,6 +127,12 @@ impl Session {
         })
     }
 
+    /// The same session without progress and remarks, for look-ups that are not the user's business.
+    #[must_use]
+    pub fn quiet(&self) -> Self {
+        Session { progress: Arc::new(crate::report::Silent), ..self.clone() }
+    }
+
     /// Lets the client use the secrets that stood in the channels' URLs. [`Session::repodata`] and its like do it
     /// themselves; needed only to download from a channel that was never asked for repodata.
     pub fn trust(&self, channels: &[ResolvedChannel]) {
@@ -409,9 +415,12 @@ impl Session {
             };
         }
         if is_malformed(error) {
-            return Error::new(Kind::Network, format!("what {which} serves is no repodata"))
-                .because(format!("`{at}`"))
-                .because(text)
+            let local = named.first().is_some_and(|channel| channel.channel.base_url.url().scheme() == "file");
+            let error = |kind| Error::new(kind, format!("what {which} serves is no repodata")).because(format!("`{at}`")).because(&text);
+            if local {
+                return error(Kind::Failure).hint("make the index of the folder anew, for example with `conda index`");
+            }
+            return error(Kind::Network)
                 .hint("open the address in a browser: a login page, a proxy or a broken mirror may be in the way");
         }
         let status = status_of(error);

@@ -190,7 +190,7 @@ impl Layout {
                     format!("`{}` puts files below it", package.record.package_record.name.as_normalized())
                 });
             return Err(Error::new(
-                Kind::Verification,
+                Kind::Failure,
                 format!("`{}` is a file or link of `{}`", path.display(), name(&owners[0]).as_normalized()),
             )
             .because(other)
@@ -220,7 +220,7 @@ impl Layout {
             return Ok(());
         }
         let mut error = Error::new(
-            Kind::Verification,
+            Kind::Failure,
             format!("{} file{} provided by more than one package", refused.len(), if refused.len() == 1 { " is" } else { "s are" }),
         );
         for found in refused.iter().take(10) {

@@ -184,6 +184,9 @@ pub(crate) fn set_mode(path: &Path, mode: u32) -> Result<()> {
 
 /// The channel of a record as conda's history names it: a bare name for channels of conda.anaconda.org, else a URL without secrets.
 pub fn channel_name(record: &RepoDataRecord) -> String {
+    if is_host(record) {
+        return "host".to_owned();
+    }
     let Some(channel) = record.channel.as_deref().filter(|channel| !channel.is_empty()) else {
         // The folder above the subdir.
         let url = strip_url_for_serialization(&record.url);
@@ -193,6 +196,11 @@ pub fn channel_name(record: &RepoDataRecord) -> String {
         return short_channel(parent);
     };
     short_channel(channel)
+}
+
+/// Whether a package was made from an interpreter of this machine: it comes from the `host` channel in a cache.
+fn is_host(record: &RepoDataRecord) -> bool {
+    record.url.scheme() == "file" && record.package_record.build.as_ref().starts_with("host_") && record.url.path().contains("/host/channels/")
 }
 
 fn short_channel(channel: &str) -> String {

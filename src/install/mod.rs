@@ -376,7 +376,7 @@ pub fn same_as(existing: &ExistingEnvironment, plan: &Plan) -> bool {
     difference(existing, plan).is_none()
 }
 
-pub fn accept_target(prefix: &Path, replace: bool) -> Result<swap::Placing> {
+pub(crate) fn accept_target(prefix: &Path, replace: bool) -> Result<swap::Placing> {
     let shown = prefix.display();
     match state_of_target(prefix)? {
         TargetState::Absent | TargetState::EmptyFolder => Ok(swap::Placing::New),

@@ -158,7 +158,8 @@ fn the_gpu_is_never_decided_silently() {
     run(&["pytorch"]).ok().stderr_has("CPU build").stderr_has("--cuda");
     run(&["pytorch", "--cuda", "12.6"]).ok().stderr_has("CUDA");
     run(&["pytorch", "--gpu", "require"]).expect_code(3).stderr_has("__cuda");
-    run(&["pytorch", "--cuda", "12.6", "--gpu", "none"]).ok().stderr_has("CPU build");
+    run(&["pytorch", "--virtual-package", "__cuda=12.6", "--gpu", "none"]).ok().stderr_has("CPU build");
+    run(&["pytorch", "--cuda", "12.6", "--gpu", "none"]).expect_code(2).stderr_has("contradict");
     run(&["compute"]).expect_code(3).stderr_has("--cuda 12.6");
     let json = run(&["pytorch", "--cuda", "12.6", "--json"]).ok().json();
     let cuda = json["virtual_packages"].as_array().unwrap().iter().find(|package| package["name"] == "__cuda").unwrap().clone();
@@ -251,7 +252,7 @@ fn a_pip_section_is_never_ignored_silently() {
     let env = TestEnv::new();
     let channel = small_channel(&env);
     env.write("environment.yml", environment_yml(&channel, "dependencies:\n  - app\n  - pip:\n      - requests\n"));
-    env.tare(&["create", "-f", "environment.yml"]).expect_code(1).stderr_has("--no-pip").stderr_has("environment.yml:7");
+    env.tare(&["create", "-f", "environment.yml"]).expect_code(1).stderr_has("--no-pip").stderr_has("environment.yml:8");
     assert!(!env.envs().join("demo").exists());
     env.tare(&["create", "-f", "environment.yml", "--no-pip"]).ok().stderr_has("pip");
     env.write("empty.yml", environment_yml(&channel, "dependencies:\n  - app\n  - pip: []\n"));

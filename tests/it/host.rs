@@ -12,6 +12,10 @@ fn quickstart_works_without_any_conda_channel() {
         return;
     }
     made.ok();
+    // Before anything runs: Python writes byte code of its standard library beside the sources.
+    let prefix = env.envs().join("quickstart");
+    let without = ["conda-meta/history"];
+    let first = crate::common::tree(&prefix, &without);
     let shown = env
         .tare(&[
             "run",
@@ -28,9 +32,6 @@ fn quickstart_works_without_any_conda_channel() {
     env.tare(&["run", "-n", "quickstart", "python", "-m", "pip", "--version"]).ok().stdout_has("[ENVS]/quickstart");
     env.tare(&["run", "-n", "quickstart", "pip", "--version"]).ok();
 
-    let prefix = env.envs().join("quickstart");
-    let without = ["conda-meta/history"];
-    let first = crate::common::tree(&prefix, &without);
     std::fs::remove_dir_all(&prefix).unwrap();
     env.tare(&["create", "-f", file]).ok();
     assert_eq!(first, crate::common::tree(&prefix, &without));

@@ -219,6 +219,7 @@ fn find(options: &HostOptions, work: &Path) -> Result<Vec<Candidate>> {
         Error::usage(format!("`{}` (TARE_HOST_PYTHON) is no interpreter for the `host` channel", named.display()))
             .because(why)
             .hint("set TARE_HOST_PYTHON to the python3 executable of a CPython installation, or unset it to search for one")
+            .hint("or take Python from conda-forge: envs/quickstart-conda.yml")
     };
     let candidate = discover::named(named).map_err(|error| unusable(error.to_string()))?;
     if discover::starts_like_elf(&candidate.path) || candidate.path.is_dir() {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use rattler_package_streaming::write::{CompressionLevel, write_conda_package, write_tar_bz2_package};
+use rattler_conda_types::compression_level::CompressionLevel;
+use rattler_package_streaming::write::{write_conda_package, write_tar_bz2_package};
 use serde_json::{Value, json};
 use sha2::Digest;
 

@@ -77,6 +77,9 @@ impl TestEnv {
             .env("NO_COLOR", "1")
             // Whatever GPU the machine has, a test sees none unless it says so.
             .env("CONDA_OVERRIDE_CUDA", "")
+            // Nothing leaves this machine: every other host is behind a proxy that is not there.
+            .env("HTTP_PROXY", "http://127.0.0.1:9")
+            .env("HTTPS_PROXY", "http://127.0.0.1:9")
             .env("NO_PROXY", "127.0.0.1,localhost")
             .current_dir(self.work())
             .stdin(Stdio::null());
