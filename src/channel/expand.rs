@@ -402,9 +402,8 @@ fn strip_subdir(url: &mut Url) {
     if parts.last().is_some_and(|last| last.parse::<Subdir>().is_ok()) {
         parts.pop();
     }
-    if let Ok(mut segments) = url.path_segments_mut() {
-        segments.clear().extend(&parts).push("");
-    }
+    // The parts are encoded already.
+    url.set_path(&if parts.is_empty() { "/".to_owned() } else { format!("/{}/", parts.join("/")) });
 }
 
 /// Takes token, user and password out of a channel's URL.

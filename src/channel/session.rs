@@ -32,6 +32,9 @@ pub struct SessionOptions {
     pub retry: Option<RetryPolicy>,
 }
 
+/// What was read of channels that are folders.
+type Folders = Arc<Mutex<HashMap<(Url, Subdir), Arc<SparseRepoData>>>>;
+
 /// One client, one package cache, one repodata gateway.
 #[derive(Clone)]
 pub struct Session {
@@ -51,7 +54,7 @@ pub struct Session {
     pub requests: Arc<tokio::sync::Semaphore>,
     credentials: Credentials,
     progress: Arc<dyn Progress>,
-    folders: Arc<Mutex<HashMap<(Url, Subdir), Arc<SparseRepoData>>>>,
+    folders: Folders,
 }
 
 impl std::fmt::Debug for Session {

@@ -125,7 +125,7 @@ fn parse(setting: &Key, part: Option<&str>, text: &str) -> Result<Value> {
         }
         (kind, _) => kind,
     };
-    let value = kind.from_text(text).map_err(|why| Error::usage(format!("`{}`: {why}", setting.name)))?;
+    let value = kind.parse_text(text).map_err(|why| Error::usage(format!("`{}`: {why}", setting.name)))?;
     if setting.name == "exclude_newer" {
         super::parse_exclude_newer(text, jiff::Timestamp::now()).map_err(Error::usage)?;
     }

@@ -464,7 +464,8 @@ fn fingerprint(probe: &Probe, env: &Environment) -> String {
     hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A good answer is kept for a day, no answer for an hour, and one with a route that hung or crashed for ten minutes.
+/// A good answer is kept for a day, no answer for an hour, and one without a compute capability, or with a route that hung
+/// or crashed, for ten minutes.
 fn lifetime(found: &GpuDetection) -> Duration {
     let broken = found.routes.iter().any(|route| {
         route.problem.as_deref().is_some_and(|problem| problem.contains("did not answer within") || problem.contains("crashed"))
@@ -472,6 +473,7 @@ fn lifetime(found: &GpuDetection) -> Duration {
     match (broken, &found.cuda) {
         (true, _) => Duration::from_secs(600),
         (false, None) => Duration::from_secs(3600),
+        (false, Some(_)) if found.compute_capability.is_none() => Duration::from_secs(600),
         (false, Some(_)) => Duration::from_secs(86400),
     }
 }

@@ -120,9 +120,6 @@ fn the_child_does_not_see_an_empty_cuda_visible_devices() {
     let machine = Machine::new();
     machine
         .route("libcuda", r#"if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then exit 3; fi; echo "{\"name\":\"libcuda\",\"cuda\":\"12.6\"}""#);
-    let mut command = std::process::Command::new("env");
-    command.env("CUDA_VISIBLE_DEVICES", "");
-    drop(command);
     let found = target(&machine.options([("CUDA_VISIBLE_DEVICES", "")])).unwrap();
     assert_eq!(value(&found, "__cuda"), some("12.6", Provenance::Detected, "libcuda"));
 }
@@ -428,4 +425,46 @@ fn the_child_answers_json_for_every_route() {
         let answer: Route = serde_json::from_str(&detect_child_main(route)).unwrap();
         assert_eq!(answer.name, route);
     }
+}
+
+/// Not a test of its own: what [`the_driver_of_this_machine`] runs as its child.
+#[test]
+#[ignore = "runs as a child of another test"]
+fn as_a_child() {
+    use std::io::Write;
+    let route = std::env::args().next_back().unwrap_or_default();
+    writeln!(std::io::stdout(), "\n{}", detect_child_main(&route)).unwrap();
+}
+
+/// With a real driver: NVML answers, libcuda agrees, and an empty CUDA_VISIBLE_DEVICES changes nothing.
+#[test]
+fn the_driver_of_this_machine() {
+    use std::io::Write;
+    if !Path::new("/proc/driver/nvidia/version").exists() {
+        std::io::stderr().write_all(b"skipped: no NVIDIA driver\n").unwrap();
+        return;
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let mut options = TargetOptions::new(Environment::process(), cache.path().to_path_buf());
+    let program = std::env::current_exe().unwrap().into_os_string();
+    let mut child = vec![program];
+    child.extend(["--ignored", "--nocapture", "--exact", "platform::tests::as_a_child"].map(Into::into));
+    options.probe.child = Some(child);
+    let begin = Instant::now();
+    let found = target(&options).unwrap();
+    let first = begin.elapsed();
+    assert!(first < Duration::from_millis(2100), "{first:?}");
+    let (cuda, source) = found.gpu.cuda.clone().expect("a driver without a CUDA version");
+    writeln!(
+        std::io::stderr(),
+        "{first:?} __cuda={cuda} ({source}) {:?} {:?} {:?}",
+        found.gpu.compute_capability,
+        found.gpu.devices,
+        found.gpu.routes
+    )
+    .unwrap();
+    assert_eq!(source, "nvml");
+    let begin = Instant::now();
+    assert!(target(&options).unwrap().gpu.from_cache);
+    assert!(begin.elapsed() < Duration::from_millis(100), "{:?}", begin.elapsed());
 }

@@ -50,26 +50,16 @@ fn defaults_are_used_or_appended() {
     conda-forge https://conda.anaconda.org/conda-forge/
     note: `conda-forge` was appended to the channels (default); `nodefaults` or `--override-channels` turns this off
     ");
-    insta::assert_snapshot!(run(&["pytorch", "nodefaults"], &|_| {}), @r"
-    pytorch https://conda.anaconda.org/pytorch/
-    ");
-    insta::assert_snapshot!(run(&["pytorch"], &|options| options.nodefaults = true), @r"
-    pytorch https://conda.anaconda.org/pytorch/
-    ");
-    insta::assert_snapshot!(run(&["pytorch"], &|options| options.override_channels = true), @r"
-    pytorch https://conda.anaconda.org/pytorch/
-    ");
+    insta::assert_snapshot!(run(&["pytorch", "nodefaults"], &|_| {}), @"pytorch https://conda.anaconda.org/pytorch/");
+    insta::assert_snapshot!(run(&["pytorch"], &|options| options.nodefaults = true), @"pytorch https://conda.anaconda.org/pytorch/");
+    insta::assert_snapshot!(run(&["pytorch"], &|options| options.override_channels = true), @"pytorch https://conda.anaconda.org/pytorch/");
     // The configured one is listed already: nothing is appended and nothing is said.
     insta::assert_snapshot!(run(&["conda-forge", "pytorch"], &|_| {}), @r"
     conda-forge https://conda.anaconda.org/conda-forge/
     pytorch https://conda.anaconda.org/pytorch/
     ");
-    insta::assert_snapshot!(run(&[], &|options| options.override_channels = true), @r"
-    `--override-channels` leaves no channel
-    ");
-    insta::assert_snapshot!(run(&["nodefaults"], &|_| {}), @r"
-    there is no channel to take packages from: `nodefaults` leaves out the configured ones
-    ");
+    insta::assert_snapshot!(run(&[], &|options| options.override_channels = true), @"`--override-channels` leaves no channel");
+    insta::assert_snapshot!(run(&["nodefaults"], &|_| {}), @"there is no channel to take packages from: `nodefaults` leaves out the configured ones");
 }
 
 #[test]
