@@ -116,15 +116,6 @@ fn the_first_route_that_answers_wins() {
 }
 
 #[test]
-fn the_child_does_not_see_an_empty_cuda_visible_devices() {
-    let machine = Machine::new();
-    machine
-        .route("libcuda", r#"if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then exit 3; fi; echo "{\"name\":\"libcuda\",\"cuda\":\"12.6\"}""#);
-    let found = target(&machine.options([("CUDA_VISIBLE_DEVICES", "")])).unwrap();
-    assert_eq!(value(&found, "__cuda"), some("12.6", Provenance::Detected, "libcuda"));
-}
-
-#[test]
 fn a_route_that_hangs_is_killed_and_the_others_count() {
     let machine = Machine::new();
     machine.route("nvml", "/bin/sleep 60");
