@@ -395,15 +395,15 @@ fn join(base: &Url, name: &str) -> Result<Url> {
 
 /// `https://host/channel/linux-64` means the channel (as in conda).
 fn strip_subdir(url: &mut Url) {
-    let last = url.path_segments().and_then(|segments| segments.filter(|part| !part.is_empty()).next_back().map(str::to_owned));
-    let is_subdir = last.is_some_and(|last| last.parse::<Subdir>().is_ok());
-    if let Ok(mut segments) = url.path_segments_mut() {
-        segments.pop_if_empty();
-        if is_subdir {
-            segments.pop();
-        }
-        segments.push("");
+    let mut parts: Vec<String> = url.path_segments().map(|parts| parts.map(str::to_owned).collect()).unwrap_or_default();
+    while parts.last().is_some_and(String::is_empty) {
+        parts.pop();
     }
+    if parts.last().is_some_and(|last| last.parse::<Subdir>().is_ok()) {
+        parts.pop();
+    }
+    // The parts are encoded already.
+    url.set_path(&if parts.is_empty() { "/".to_owned() } else { format!("/{}/", parts.join("/")) });
 }
 
 /// Takes token, user and password out of a channel's URL.

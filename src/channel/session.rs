@@ -32,6 +32,9 @@ pub struct SessionOptions {
     pub retry: Option<RetryPolicy>,
 }
 
+/// What was read of channels that are folders.
+type Folders = Arc<Mutex<HashMap<(Url, Subdir), Arc<SparseRepoData>>>>;
+
 /// One client, one package cache, one repodata gateway.
 #[derive(Clone)]
 pub struct Session {
@@ -51,7 +54,7 @@ pub struct Session {
     pub requests: Arc<tokio::sync::Semaphore>,
     credentials: Credentials,
     progress: Arc<dyn Progress>,
-    folders: Arc<Mutex<HashMap<(Url, Subdir), Arc<SparseRepoData>>>>,
+    folders: Folders,
 }
 
 impl std::fmt::Debug for Session {
@@ -443,23 +446,15 @@ fn login_hint(url: &Url) -> String {
     format!("store credentials for it: tare auth login {}", url.host_str().unwrap_or("HOST"))
 }
 
-/// The status of a response somewhere in the chain.
+/// The status of the response behind an error. (The errors are transparent: their `source()` skips the one that knows.)
 fn status_of(error: &GatewayError) -> Option<u16> {
-    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = next {
-        if let Some(error) = error.downcast_ref::<reqwest::Error>()
-            && let Some(status) = error.status()
-        {
-            return Some(status.as_u16());
-        }
-        if let Some(reqwest_middleware::Error::Reqwest(error)) = error.downcast_ref::<reqwest_middleware::Error>()
-            && let Some(status) = error.status()
-        {
-            return Some(status.as_u16());
-        }
-        next = error.source();
-    }
-    None
+    use rattler_repodata_gateway::fetch::FetchRepoDataError;
+    let status = match error {
+        GatewayError::ReqwestError(error) => error.status(),
+        GatewayError::FetchRepoDataError(FetchRepoDataError::HttpError(error)) => error.status(),
+        _ => None,
+    };
+    status.map(|status| status.as_u16())
 }
 
 /// Something came, and it was not what it should be.

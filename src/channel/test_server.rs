@@ -260,9 +260,11 @@ fn answer(state: &State, path: &str, headers: &HashMap<String, String>) -> Answe
         Some((_, Fault::Status { code, headers, .. })) => Answer::Whole { status: code, headers, body: Vec::new() },
         Some((_, Fault::Hangup { .. })) => Answer::Nothing,
         Some((_, Fault::Body(bytes))) => whole(200, bytes),
-        Some((prefix, Fault::Redirect(to))) => {
-            Answer::Whole { status: 302, headers: vec![("location".to_owned(), format!("{to}{}", &path[prefix.len()..]))], body: Vec::new() }
-        }
+        Some((prefix, Fault::Redirect(to))) => Answer::Whole {
+            status: 302,
+            headers: vec![("location".to_owned(), format!("{to}{}", &path[prefix.len()..]))],
+            body: Vec::new(),
+        },
         Some((_, Fault::Truncate { after, .. })) => match body {
             Some(body) => Answer::Cut { body, after },
             None => whole(404, Vec::new()),

@@ -64,12 +64,11 @@ fn json(node: &Node) -> Value {
         yaml::Value::Scalar { text, .. } => match node.scalar_kind() {
             Some(Scalar::Null) => Value::Null,
             Some(Scalar::Bool) => Value::Bool(text.eq_ignore_ascii_case("true")),
-            Some(Scalar::Number) => text
-                .parse::<u64>()
-                .map(|number| Value::Number(Number::from(number)))
-                .ok()
-                .filter(|value| value.to_string() == *text)
-                .unwrap_or_else(|| Value::String(text.clone())),
+            // `010`, `+1` and `1.10` stay as they are written.
+            Some(Scalar::Number) => match text.parse::<u64>() {
+                Ok(number) if text == "0" || !text.starts_with(['0', '+']) => Value::Number(Number::from(number)),
+                _ => Value::String(text.clone()),
+            },
             _ => Value::String(text.clone()),
         },
     }

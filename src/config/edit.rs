@@ -125,7 +125,7 @@ fn parse(setting: &Key, part: Option<&str>, text: &str) -> Result<Value> {
         }
         (kind, _) => kind,
     };
-    let value = kind.from_text(text).map_err(|why| Error::usage(format!("`{}`: {why}", setting.name)))?;
+    let value = kind.parse_text(text).map_err(|why| Error::usage(format!("`{}`: {why}", setting.name)))?;
     if setting.name == "exclude_newer" {
         super::parse_exclude_newer(text, jiff::Timestamp::now()).map_err(Error::usage)?;
     }
@@ -148,7 +148,13 @@ fn put(table: &mut dyn toml_edit::TableLike, name: &str, new: Value) {
     if let (Some(old), Some(new)) = (table.get(name).and_then(Item::as_value), item.as_value_mut()) {
         *new.decor_mut() = old.decor().clone();
     }
-    table.insert(name, item);
+    // In place, so that the comment above the key stays.
+    match table.get_mut(name) {
+        Some(slot) => *slot = item,
+        None => {
+            table.insert(name, item);
+        }
+    }
 }
 
 fn sub_table<'a>(document: &'a mut DocumentMut, setting: &Key) -> Result<&'a mut dyn toml_edit::TableLike> {

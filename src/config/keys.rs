@@ -242,7 +242,7 @@ impl Kind {
     }
 
     /// A value out of an environment variable or the command line of `tare config set`.
-    pub(super) fn from_text(self, text: &str) -> Result<Value, String> {
+    pub(super) fn parse_text(self, text: &str) -> Result<Value, String> {
         match self {
             Kind::List(separator) => Ok(Value::Array(
                 text.split(separator).map(str::trim).filter(|item| !item.is_empty()).map(|item| Value::String(item.to_owned())).collect(),

@@ -206,7 +206,7 @@ pub fn load(options: &LoadOptions) -> Result<Settings> {
             if text.trim().is_empty() {
                 continue;
             }
-            let value = key.kind.from_text(&text).map_err(|why| Error::usage(format!("{variable}: {why}")))?;
+            let value = key.kind.parse_text(&text).map_err(|why| Error::usage(format!("{variable}: {why}")))?;
             layers.push(Layer { source: format!("env {variable}"), entries: vec![Entry { key, value, place: None }] });
         }
     }

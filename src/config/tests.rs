@@ -86,7 +86,10 @@ fn files_are_read_in_condas_order_and_lists_are_joined() {
 #[test]
 fn maps_are_joined_key_by_key() {
     let home = Home::new();
-    home.write("system/etc/conda/.condarc", "proxy_servers:\n  http: http://old:1\n  https: http://user:secret@kept:2\ncustom_channels: {a: https://one}\n");
+    home.write(
+        "system/etc/conda/.condarc",
+        "proxy_servers:\n  http: http://old:1\n  https: http://user:secret@kept:2\ncustom_channels: {a: https://one}\n",
+    );
     home.write("home/.condarc", "proxy_servers: {http: \"http://new:3\"}\noverride_virtual_packages: {cuda: 12.10, glibc: }\n");
     let settings = home.load([]);
     assert_eq!(settings.proxy_servers.value["http"], "http://new:3");
@@ -164,23 +167,66 @@ fn what_is_wrong_is_told_with_its_place() {
         let error = load(&home.options([])).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{text}");
         out.push_str(&format!("{}\n", home.shown(&error.to_string())));
-        assert_eq!(error.places().first().map(|place| &*place.name), Some(&*home.path("home/.condarc").display().to_string()), "{text}: {error}");
+        assert_eq!(
+            error.places().first().map(|place| &*place.name),
+            Some(&*home.path("home/.condarc").display().to_string()),
+            "{text}: {error}"
+        );
     }
-    insta::assert_snapshot!(out, @r"");
+    insta::assert_snapshot!(out, @r"
+    ~/home/.condarc:1:11: this is not valid YAML: unclosed bracket '['
+    ~/home/.condarc:1:1: a .condarc is a map of settings
+    ~/home/.condarc:1:1: a .condarc is a map of settings
+    ~/home/.condarc:2:3: `channels`: expected a list of texts, found a map
+    ~/home/.condarc:1:10: `offline`: expected true or false, found `maybe`
+    ~/home/.condarc:1:19: `channel_priority`: expected auto, strict, flexible, disabled, found `highest`
+    ~/home/.condarc:1:21: `remote_max_retries`: expected a whole number, found `many`
+    ~/home/.condarc:1:18: `custom_channels`: expected a map of names to texts, found a list
+    ~/home/.condarc:1:11: `channels`: expected a list of texts, found a list in it
+    ~/home/.condarc:2:1: the key `offline` stands twice
+    ~/home/.condarc:2:10: `channel` and another name of the same setting both stand here
+    ~/home/.condarc:1:30: `connect_timeout`: `-3.0` is not between 0 and 86400 seconds
+    ~/home/.condarc:1:16: `channel_alias`: `http://[::1` is no URL: invalid IPv6 address
+    ~/home/.condarc:1:16: `channel_alias`: a channel cannot be reached by `s3:`
+    ~/home/.condarc:1:16: `exclude_newer`: `tomorrow` is neither a date (2026-01-31), a time (2026-01-31T12:00:00Z) nor an age (7d)
+    ~/home/.condarc:1:15: an alias inside of what it stands for
+    ~/home/.condarc:1:5: this is not valid YAML: block sequence entries are not allowed in this context
+    ~/home/.condarc:1:16: `proxy_servers`: `http`: expected a text, found a list
+    ");
 }
 
 #[test]
 fn the_same_for_toml() {
     let home = Home::new();
     let mut out = String::new();
-    for text in ["channels = [\n", "channels = 1.5.2\n", "offline = \"perhaps\"\n", "[channels]\na = 1\n", "mirrors = { x = { y = 1 } }\n", "link-mode = \"move\"\n", "link_mode = \"copy\"\nlink-mode = \"copy\"\n", "max_retries = -1\n", "max_retries = 101\n"] {
+    for text in [
+        "channels = [\n",
+        "channels = 1.5.2\n",
+        "offline = \"perhaps\"\n",
+        "[channels]\na = 1\n",
+        "mirrors = { x = { y = 1 } }\n",
+        "link-mode = \"move\"\n",
+        "link_mode = \"copy\"\nlink-mode = \"copy\"\n",
+        "max_retries = -1\n",
+        "max_retries = 101\n",
+    ] {
         home.write("home/.config/tare/config.toml", text);
         let error = load(&home.options([])).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{text}");
         assert!(!error.places().is_empty(), "{text}: {error}");
         out.push_str(&format!("{}\n", home.shown(&error.to_string())));
     }
-    insta::assert_snapshot!(out, @r"");
+    insta::assert_snapshot!(out, @r"
+    ~/home/.config/tare/config.toml:1:13: this is not valid TOML: unclosed array, expected `]`
+    ~/home/.config/tare/config.toml:1:15: this is not valid TOML: invalid float, expected nothing
+    ~/home/.config/tare/config.toml:1:11: `offline`: expected true or false, found `perhaps`
+    ~/home/.config/tare/config.toml:1:1: `channels`: expected a list of texts, found a map
+    ~/home/.config/tare/config.toml:1:11: `mirrors`: `x`: expected a list of texts, found a map
+    ~/home/.config/tare/config.toml:1:13: `link-mode`: expected auto, reflink, hardlink, copy, symlink, found `move`
+    ~/home/.config/tare/config.toml:2:13: `link-mode` and another name of the same setting both stand here
+    ~/home/.config/tare/config.toml:1:15: `max_retries`: expected a whole number, found `-1`
+    ~/home/.config/tare/config.toml:1:15: `max_retries`: `101` is no whole number from 0 to 100
+    ");
 }
 
 #[test]
@@ -227,7 +273,18 @@ fn editing_keeps_comments_and_checks() {
     edit::set(&file, "proxy_servers.https", "http://p:1").unwrap();
     edit::append(&file, "mirrors.conda-forge", "https://m/conda-forge").unwrap();
     edit::set(&file, "max-retries", "5").unwrap();
-    insta::assert_snapshot!(std::fs::read_to_string(&file).unwrap(), @r"");
+    insta::assert_snapshot!(std::fs::read_to_string(&file).unwrap(), @r#"
+    # mine
+    offline = false # for the train
+    channels = ["a", "b"]
+    max_retries = 5
+
+    [proxy_servers]
+    https = "http://p:1"
+
+    [mirrors]
+    conda-forge = ["https://m/conda-forge"]
+    "#);
     let settings = home.load([]);
     assert_eq!(settings.channels.value, ["a", "b"]);
     assert_eq!(settings.proxy_servers.value["https"], "http://p:1");
@@ -235,7 +292,15 @@ fn editing_keeps_comments_and_checks() {
     edit::unset(&file, "offline").unwrap();
     edit::unset(&file, "proxy_servers.https").unwrap();
     assert!(!home.load([]).offline.value);
-    for (key, value) in [("offlin", "true"), ("offline", "perhaps"), ("offline.x", "true"), ("proxy_servers", "x"), ("proxy_servers.", "x"), ("link_mode", "fast"), ("exclude_newer", "soon")] {
+    for (key, value) in [
+        ("offlin", "true"),
+        ("offline", "perhaps"),
+        ("offline.x", "true"),
+        ("proxy_servers", "x"),
+        ("proxy_servers.", "x"),
+        ("link_mode", "fast"),
+        ("exclude_newer", "soon"),
+    ] {
         assert_eq!(edit::set(&file, key, value).unwrap_err().exit_code(), 2, "{key}={value}");
     }
     assert_eq!(edit::append(&file, "offline", "x").unwrap_err().exit_code(), 2);

@@ -493,7 +493,8 @@ fn fingerprint(probe: &Probe, env: &Environment) -> String {
     hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A good answer is kept for a day, no answer for an hour, and one with a route that hung or crashed for ten minutes.
+/// A good answer is kept for a day, no answer for an hour, and one without a compute capability, or with a route that hung
+/// or crashed, for ten minutes.
 fn lifetime(found: &GpuDetection) -> Duration {
     let broken = found.routes.iter().any(|route| {
         route.problem.as_deref().is_some_and(|problem| problem.contains("did not answer within") || problem.contains("crashed"))
@@ -501,6 +502,7 @@ fn lifetime(found: &GpuDetection) -> Duration {
     match (broken, &found.cuda) {
         (true, _) => Duration::from_secs(600),
         (false, None) => Duration::from_secs(3600),
+        (false, Some(_)) if found.compute_capability.is_none() => Duration::from_secs(600),
         (false, Some(_)) => Duration::from_secs(86400),
     }
 }
@@ -529,5 +531,51 @@ fn write_cache(file: &Path, found: &GpuDetection) {
     };
     if let Err(error) = write() {
         tracing::debug!(%error, "the GPU detection was not cached");
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    fn run(script: &str, limit: Duration) -> Ended {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]).env("CUDA_VISIBLE_DEVICES", "").env("KEPT", "yes");
+        run_bounded(command, Instant::now() + limit)
+    }
+
+    #[test]
+    fn a_child_does_not_see_cuda_visible_devices() {
+        let Ended::Done { stdout, success, .. } = run("echo ${CUDA_VISIBLE_DEVICES-unset} $KEPT", Duration::from_secs(5)) else {
+            panic!("no end")
+        };
+        assert!(success);
+        assert_eq!(stdout, "unset yes\n");
+    }
+
+    #[test]
+    fn a_child_and_what_it_started_end_at_the_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let alive = folder.path().join("alive");
+        let script = format!("(sleep 1; echo > {}) & sleep 30", alive.display());
+        let begin = Instant::now();
+        assert!(matches!(run(&script, Duration::from_millis(200)), Ended::TimedOut));
+        assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+        std::thread::sleep(Duration::from_millis(1200));
+        assert!(!alive.exists(), "the grandchild went on");
+    }
+
+    #[test]
+    fn a_grandchild_that_keeps_the_pipe_open_does_not_hold_us() {
+        let begin = Instant::now();
+        let ended = run("echo answer; sleep 3 &", Duration::from_millis(500));
+        assert!(matches!(ended, Ended::Done { success: true, .. }));
+        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    }
+
+    #[test]
+    fn a_program_that_is_not_there() {
+        let ended = run_bounded(Command::new("/no/such/program"), Instant::now() + Duration::from_secs(1));
+        assert!(matches!(ended, Ended::NotStarted(_)));
     }
 }

@@ -148,8 +148,10 @@ impl Target {
     }
 }
 
+type ExistsOn = fn(Subdir) -> bool;
+
 /// Names that `CONDA_OVERRIDE_*` and `override_virtual_packages` may set, with the platforms they exist on.
-const OVERRIDABLE: &[(&str, fn(Subdir) -> bool)] = &[
+const OVERRIDABLE: &[(&str, ExistsOn)] = &[
     ("__unix", Subdir::is_unix),
     ("__linux", Subdir::is_linux),
     ("__osx", Subdir::is_osx),

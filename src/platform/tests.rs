@@ -78,7 +78,9 @@ const XML: &str = r#"cat <<'X'
 X"#;
 
 fn smi_with_devices(xml: &str) -> String {
-    format!("case \"$1\" in\n--query-gpu*) echo '0, NVIDIA H100 80GB HBM3, 81559, 9.0'; echo '1, Tesla T4, 15360, 7.5';;\n*) {xml}\n;;\nesac")
+    format!(
+        "case \"$1\" in\n--query-gpu*) echo '0, NVIDIA H100 80GB HBM3, 81559, 9.0'; echo '1, Tesla T4, 15360, 7.5';;\n*) {xml}\n;;\nesac"
+    )
 }
 
 #[test]
@@ -114,22 +116,14 @@ fn the_first_route_that_answers_wins() {
 }
 
 #[test]
-fn the_child_does_not_see_an_empty_cuda_visible_devices() {
-    let machine = Machine::new();
-    machine.route("libcuda", r#"if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then exit 3; fi; echo "{\"name\":\"libcuda\",\"cuda\":\"12.6\"}""#);
-    let mut command = std::process::Command::new("env");
-    command.env("CUDA_VISIBLE_DEVICES", "");
-    drop(command);
-    let found = target(&machine.options([("CUDA_VISIBLE_DEVICES", "")])).unwrap();
-    assert_eq!(value(&found, "__cuda"), some("12.6", Provenance::Detected, "libcuda"));
-}
-
-#[test]
 fn a_route_that_hangs_is_killed_and_the_others_count() {
     let machine = Machine::new();
     machine.route("nvml", "/bin/sleep 60");
     machine.smi("/bin/sleep 60 & wait");
-    machine.write("root/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023\nGCC version: 12\n");
+    machine.write(
+        "root/proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023\nGCC version: 12\n",
+    );
     let begin = Instant::now();
     let found = target(&machine.options([])).unwrap();
     assert!(begin.elapsed() < Duration::from_millis(2000), "{:?}", begin.elapsed());
@@ -164,7 +158,10 @@ fn a_child_that_crashes_or_talks_nonsense_is_no_answer() {
 #[test]
 fn nvidia_smi_may_fail_in_many_ways() {
     for (body, problem) in [
-        ("echo 'Failed to initialize NVML: Driver/library version mismatch'; echo 'NVML library version: 550.90'; exit 18", "version mismatch"),
+        (
+            "echo 'Failed to initialize NVML: Driver/library version mismatch'; echo 'NVML library version: 550.90'; exit 18",
+            "version mismatch",
+        ),
         ("echo garbage; exit 0", "its first line: garbage"),
         ("exit 9", "failed (exit status: 9): nothing"),
         ("echo '<cuda_version>N/A</cuda_version>'", "said no CUDA version"),
@@ -193,7 +190,9 @@ fn driver_and_library_of_two_versions_are_flagged() {
     assert!(found.remarks[0].contains("the kernel module is 535.54.03, the driver's libraries are 550.54.14"), "{:?}", found.remarks);
 
     let routes = |nvml: &str, libcuda: &str| {
-        format!("if [ \"$1\" = nvml ]; then echo '{{\"name\":\"nvml\",\"cuda\":\"{nvml}\"}}'; exit; fi; if [ \"$1\" = libcuda ]; then echo '{{\"name\":\"libcuda\",\"cuda\":\"{libcuda}\"}}'; fi")
+        format!(
+            "if [ \"$1\" = nvml ]; then echo '{{\"name\":\"nvml\",\"cuda\":\"{nvml}\"}}'; exit; fi; if [ \"$1\" = libcuda ]; then echo '{{\"name\":\"libcuda\",\"cuda\":\"{libcuda}\"}}'; fi"
+        )
     };
     machine.script("bin/child", &routes("12.2", "12.6"));
     machine.smi("exit 1");
@@ -268,7 +267,11 @@ fn an_empty_override_removes_and_takes_the_capability_along() {
     let lone = Machine::new();
     let found = target(&lone.options([("CONDA_OVERRIDE_CUDA_ARCH", "8.6")])).unwrap();
     assert!(found.get("__cuda_arch").is_none());
-    assert!(found.remarks.iter().any(|remark| remark.contains("`__cuda_arch` from CONDA_OVERRIDE_CUDA_ARCH was dropped")), "{:?}", found.remarks);
+    assert!(
+        found.remarks.iter().any(|remark| remark.contains("`__cuda_arch` from CONDA_OVERRIDE_CUDA_ARCH was dropped")),
+        "{:?}",
+        found.remarks
+    );
     let found = target(&lone.options([("CONDA_OVERRIDE_CUDA_ARCH", "8.6"), ("CONDA_OVERRIDE_CUDA", "12.1")])).unwrap();
     assert_eq!(value(&found, "__cuda_arch"), some("8.6", Provenance::Overridden, "CONDA_OVERRIDE_CUDA_ARCH"));
 }
@@ -278,7 +281,9 @@ fn another_platform_gets_documented_defaults_and_no_gpu() {
     let machine = Machine::new();
     machine.smi(&smi_with_devices(XML));
     let mut options = machine.options([("CONDA_OVERRIDE_OSX", "14.0")]);
-    let describe = |target: &Target| target.virtual_packages.iter().map(|package| format!("{} {:?}", package.package, package.provenance)).collect::<Vec<_>>().join("\n");
+    let describe = |target: &Target| {
+        target.virtual_packages.iter().map(|package| format!("{} {:?}", package.package, package.provenance)).collect::<Vec<_>>().join("\n")
+    };
     options.platform = Some("linux-ppc64le".to_owned());
     let found = target(&options).unwrap();
     assert!(!found.is_native && found.gpu.routes.is_empty());
@@ -359,7 +364,13 @@ fn bad_options_are_refused_with_a_hint() {
     for line in &out {
         assert!(line.contains('`'), "{line}");
     }
-    insta::assert_snapshot!(out[..5].join("\n"), @r"");
+    insta::assert_snapshot!(out[..5].join("\n"), @r"
+    --platform: there is no platform `linux-46` | did you mean `linux-64`?
+    --platform: `noarch` is no platform of a machine | noarch packages are always looked at; name a machine: --platform linux-64
+    --platform: there is no platform `🦀` | common ones: linux-64, linux-aarch64, osx-64, osx-arm64, win-64
+    --cuda: `twelve` is no CUDA version: it is not of the form MAJOR.MINOR | give major and minor, as nvidia-smi prints them: --cuda 12.6
+    --cuda: `12.4.1` is no CUDA version: a driver's CUDA version has two parts | give major and minor, as nvidia-smi prints them: --cuda 12.6
+    ");
 }
 
 #[test]
@@ -369,7 +380,13 @@ fn good_options_are_taken() {
         let mut options = machine.options([]);
         options.virtual_packages = vec![text.to_owned()];
         let found = target(&options).unwrap();
-        found.virtual_packages.iter().filter(|package| package.provenance == Provenance::Assumed).map(|package| package.package.to_string()).collect::<Vec<_>>().join(" ")
+        found
+            .virtual_packages
+            .iter()
+            .filter(|package| package.provenance == Provenance::Assumed)
+            .map(|package| package.package.to_string())
+            .collect::<Vec<_>>()
+            .join(" ")
     };
     assert_eq!(with("__glibc=2.28"), "__glibc=2.28=0");
     assert_eq!(with("__archspec=1=x86_64_v3"), "__archspec=1=x86_64_v3");
@@ -381,7 +398,14 @@ fn good_options_are_taken() {
 
 #[test]
 fn the_table_of_drivers_knows_its_bounds() {
-    for (driver, cuda) in [("550.54.14", Some("12.4")), ("551.1", Some("12.4")), ("600.1", Some("13.1")), ("390.1", None), ("410.48", Some("10.0")), ("x", None)] {
+    for (driver, cuda) in [
+        ("550.54.14", Some("12.4")),
+        ("551.1", Some("12.4")),
+        ("600.1", Some("13.1")),
+        ("390.1", None),
+        ("410.48", Some("10.0")),
+        ("x", None),
+    ] {
         assert_eq!(gpu::cuda_of_driver(driver).as_deref(), cuda, "{driver}");
     }
 }
@@ -392,4 +416,46 @@ fn the_child_answers_json_for_every_route() {
         let answer: Route = serde_json::from_str(&detect_child_main(route)).unwrap();
         assert_eq!(answer.name, route);
     }
+}
+
+/// Not a test of its own: what [`the_driver_of_this_machine`] runs as its child.
+#[test]
+#[ignore = "runs as a child of another test"]
+fn as_a_child() {
+    use std::io::Write;
+    let route = std::env::args().next_back().unwrap_or_default();
+    writeln!(std::io::stdout(), "\n{}", detect_child_main(&route)).unwrap();
+}
+
+/// With a real driver: NVML answers, libcuda agrees, and an empty CUDA_VISIBLE_DEVICES changes nothing.
+#[test]
+fn the_driver_of_this_machine() {
+    use std::io::Write;
+    if !Path::new("/proc/driver/nvidia/version").exists() {
+        std::io::stderr().write_all(b"skipped: no NVIDIA driver\n").unwrap();
+        return;
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let mut options = TargetOptions::new(Environment::process(), cache.path().to_path_buf());
+    let program = std::env::current_exe().unwrap().into_os_string();
+    let mut child = vec![program];
+    child.extend(["--ignored", "--nocapture", "--exact", "platform::tests::as_a_child"].map(Into::into));
+    options.probe.child = Some(child);
+    let begin = Instant::now();
+    let found = target(&options).unwrap();
+    let first = begin.elapsed();
+    assert!(first < Duration::from_millis(2100), "{first:?}");
+    let (cuda, source) = found.gpu.cuda.clone().expect("a driver without a CUDA version");
+    writeln!(
+        std::io::stderr(),
+        "{first:?} __cuda={cuda} ({source}) {:?} {:?} {:?}",
+        found.gpu.compute_capability,
+        found.gpu.devices,
+        found.gpu.routes
+    )
+    .unwrap();
+    assert_eq!(source, "nvml");
+    let begin = Instant::now();
+    assert!(target(&options).unwrap().gpu.from_cache);
+    assert!(begin.elapsed() < Duration::from_millis(100), "{:?}", begin.elapsed());
 }
