@@ -1,7 +1,7 @@
 //! Everything that reads what a person wrote for `create`: environment.yml, lists of match specs, explicit lists, pip's
 //! requirements, match specs. Any input gives a value or an error whose places lie in the text; nothing panics or hangs.
 #![no_main]
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 #[path = "../../src/error.rs"]
 mod error;

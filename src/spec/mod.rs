@@ -8,6 +8,7 @@
 //! ```
 //! Every error names file, line and column; credentials in URLs never reach a message or a place.
 
+use std::collections::HashSet;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -334,6 +335,7 @@ pub fn read(inputs: &[Fetched], command_line: &[String], options: &ReadOptions) 
         let part = read_one(input, options)?;
         merge(&mut merged, part)?;
     }
+    let mut listed: HashSet<String> = merged.dependencies.iter().map(|dependency| dependency.text().to_owned()).collect();
     for (index, written) in command_line.iter().enumerate() {
         let text = Text::decode(&format!("<argument {}>", index + 1), written.as_bytes(), None)?;
         let shown = text.text.trim().to_owned();
@@ -344,7 +346,9 @@ pub fn read(inputs: &[Fetched], command_line: &[String], options: &ReadOptions) 
                 .hint(format!("give it with -f: -f {}", quote(&shown))));
         }
         let dependency = parse_dependency(&shown, Some(&options.root_dir), options, place, &mut merged.warnings)?;
-        push_dependency(&mut merged.dependencies, dependency);
+        if listed.insert(dependency.text().to_owned()) {
+            merged.dependencies.push(dependency);
+        }
     }
     if let Some(explicit) = &merged.explicit {
         let other = merged.dependencies.first().map(|dependency| (quote(dependency.text()), dependency.place().cloned()));
@@ -404,12 +408,6 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn push_dependency(into: &mut Vec<Dependency>, dependency: Dependency) {
-    if !into.iter().any(|old| old.text() == dependency.text()) {
-        into.push(dependency);
-    }
-}
-
 fn merge(into: &mut EnvSpec, part: EnvSpec) -> Result<()> {
     let first = into.sources.is_empty();
     into.name = part.name.or(into.name.take());
@@ -419,22 +417,16 @@ fn merge(into: &mut EnvSpec, part: EnvSpec) -> Result<()> {
         into.dependencies = part.dependencies;
         into.pip = part.pip;
     } else {
-        for dependency in part.dependencies {
-            push_dependency(&mut into.dependencies, dependency);
-        }
-        for item in part.pip {
-            // The same text in another folder may be another thing.
-            if !into.pip.iter().any(|old| old.text == item.text && old.base_dir == item.base_dir) {
-                into.pip.push(item);
-            }
-        }
+        let mut listed: HashSet<String> = into.dependencies.iter().map(|dependency| dependency.text().to_owned()).collect();
+        into.dependencies.extend(part.dependencies.into_iter().filter(|dependency| listed.insert(dependency.text().to_owned())));
+        // The same text in another folder may be another thing.
+        let key = |item: &PipItem| (item.text.clone(), item.base_dir.clone());
+        let mut listed: HashSet<_> = into.pip.iter().map(key).collect();
+        into.pip.extend(part.pip.into_iter().filter(|item| listed.insert(key(item))));
     }
     let mut channels = part.channels;
-    for channel in into.channels.drain(..) {
-        if !channels.iter().any(|new| new.text == channel.text) {
-            channels.push(channel);
-        }
-    }
+    let mut listed: HashSet<String> = channels.iter().map(|channel| channel.text.clone()).collect();
+    channels.extend(into.channels.drain(..).filter(|channel| listed.insert(channel.text.clone())));
     into.channels = channels;
     into.channels_declared |= part.channels_declared;
     into.nodefaults |= part.nodefaults;

@@ -168,7 +168,7 @@ enum Frame {
         entries: Vec<Entry>,
         seen: HashMap<String, usize>,
         key: Option<(String, Range<usize>)>,
-        merges: Vec<Node>,
+        merges: Vec<(Range<usize>, Node)>,
     },
 }
 
@@ -273,7 +273,7 @@ impl Builder<'_> {
                     self.add(Node { span: start..end.max(start), value: Value::Sequence(items) }, anchor)?;
                 }
                 Some(Frame::Mapping { anchor, start, mut entries, seen, merges, .. }) => {
-                    for merged in merges {
+                    for (_, merged) in merges {
                         self.merge(&mut entries, &seen, merged)?;
                     }
                     let end = entries.last().map_or(start, |entry| entry.value.span.end.max(entry.key_span.end));
@@ -320,20 +320,21 @@ impl Builder<'_> {
             None => self.root = Some(node),
             Some(Frame::Sequence { items, .. }) => items.push(node),
             Some(Frame::Mapping { entries, seen, key, merges, .. }) => match key.take() {
-                Some((name, key_span)) if name == "<<" => {
-                    let _ = key_span;
-                    merges.push(node);
-                }
+                Some((name, key_span)) if name == "<<" => merges.push((key_span, node)),
                 Some((name, key_span)) => {
                     seen.insert(name.clone(), entries.len());
                     entries.push(Entry { key: name, key_span, value: node });
                 }
                 None => match node.value {
                     Value::Scalar { text: name, .. } => {
-                        if let Some(&first) = seen.get(&name) {
+                        let first = match seen.get(&name) {
+                            Some(&first) => Some(entries[first].key_span.clone()),
+                            None => merges.first().filter(|_| name == "<<").map(|(first, _)| first.clone()),
+                        };
+                        if let Some(first) = first {
                             return Err(Error::usage(format!("the key `{}` stands twice", quote(&name)))
                                 .at(text.place(node.span, "again here"))
-                                .at(text.place(entries[first].key_span.clone(), "first here"))
+                                .at(text.place(first, "first here"))
                                 .hint("merge the two, or remove one"));
                         }
                         *key = Some((name, node.span));

@@ -33,6 +33,7 @@ const CASES: &[Case] = &[
     (YML, "name: a\ndependencies: [x]\0\n", "control character U+0000", (2, 18), "UTF-8"),
     (YML, "? [a, b]\n: c\ndependencies: []\n", "a key of a mapping is not text", (1, 3), "plain name"),
     (YML, "x: {<<: 3}\ndependencies: []\n", "`<<` merges mappings only", (1, 9), "&anchor"),
+    (YML, "a: &a {b: 1}\nc:\n  <<: *a\n  <<: *a\ndependencies: []\n", "the key `<<` stands twice", (4, 3), "merge the two"),
     // Keys.
     (
         YML,

@@ -154,3 +154,75 @@ fn the_files_of_the_table_read_as_the_table_says() {
         assert!(!error.hints().is_empty() && !error.places().is_empty(), "{error}");
     }
 }
+
+/// What conda exports and lists can be read back; every line becomes one dependency or package.
+#[test]
+fn exports_and_lists_of_conda_read() {
+    let Some(dir) = data_dir() else {
+        println!("skipped: no shared data");
+        return;
+    };
+    let data = dir.parent().unwrap();
+    let mut files: Vec<PathBuf> = Vec::new();
+    for prefix in std::fs::read_dir(data.join("prefixes")).unwrap() {
+        let expected = prefix.unwrap().path().join("expected");
+        for name in [
+            "export-explicit.txt",
+            "list-explicit-md5.txt",
+            "list-explicit-sha256.txt",
+            "list-export.txt",
+            "export-requirements.txt",
+            "env-export.yml",
+            "env-export-no-builds.yml",
+            "env-export-from-history.yml",
+            "export.json",
+        ] {
+            files.push(expected.join(name));
+        }
+    }
+    files.extend((1..=4).map(|n| data.join(format!("locks/explicit-{n}.txt"))));
+    let mut read_count = 0;
+    for path in files {
+        let Ok(bytes) = std::fs::read(&path) else { continue };
+        if bytes.starts_with(b"EXIT ") {
+            continue;
+        }
+        let text = String::from_utf8(bytes).unwrap().replace("{PREFIX}", "/envs/x").replace("{VERSION}", "26.7.1");
+        let name = path.display().to_string();
+        let spec = read(&[Fetched { name: name.clone(), bytes: text.clone().into_bytes(), base_dir: None }], &[], &options())
+            .unwrap_or_else(|error| panic!("{error:?}"));
+        let lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with(['#', '@'])).count();
+        if name.ends_with(".txt") {
+            let found = spec.explicit.map_or(spec.dependencies.len(), |explicit| explicit.packages.len());
+            assert_eq!(found, lines, "{name}");
+        } else {
+            assert!(spec.name.is_some() && spec.prefix.is_some(), "{name}");
+            assert!(!spec.dependencies.is_empty(), "{name}");
+        }
+        read_count += 1;
+    }
+    assert!(read_count >= 20, "{read_count}");
+}
+
+/// A lock file is refused as such.
+#[test]
+fn lock_files_are_refused_as_such() {
+    let Some(dir) = data_dir() else {
+        println!("skipped: no shared data");
+        return;
+    };
+    let mut count = 0;
+    for entry in std::fs::read_dir(dir.parent().unwrap().join("locks")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let bytes = std::fs::read(&path).unwrap();
+        // The large ones take seconds in a debug build and say the same.
+        if name.starts_with("explicit") || bytes.len() > 150_000 {
+            continue;
+        }
+        let error = read(&[Fetched { name, bytes, base_dir: None }], &[], &options()).unwrap_err();
+        assert!(error.to_string().contains("this is a lock file"), "{error}");
+        count += 1;
+    }
+    assert!(count >= 5, "{count}");
+}
