@@ -80,7 +80,12 @@ fn the_recorded_solves_come_out_the_same() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-fn solved(target: crate::platform::Target, channels: &[&str], specs: &[&str], change: impl FnOnce(&mut Request)) -> crate::error::Result<super::Solution> {
+fn solved(
+    target: crate::platform::Target,
+    channels: &[&str],
+    specs: &[&str],
+    change: impl FnOnce(&mut Request),
+) -> crate::error::Result<super::Solution> {
     let mut request = request(target, specs);
     request.channels = channels.iter().map(|channel| (*channel).to_owned()).collect();
     request.priority = PriorityChoice::Strict;
@@ -165,7 +170,9 @@ fn real_failures_are_told_shortly() {
     hint: it solves for a driver that allows CUDA 12.9; this one allows 11.4: update the driver, or solve for another machine with `--cuda 12.9`
     hint: it solves with `pytorch-gpu 2.10.*` left free, as `pytorch-gpu 2.4.0 cuda118py311h9433a6d_301`
     ");
-    let text = fails(linux(&[]), &FORGE, &["python=3.11", "numpy"], |request| request.exclude_newer = Some("2022-01-01T00:00:00Z".parse().expect("a moment")));
+    let text = fails(linux(&[]), &FORGE, &["python=3.11", "numpy"], |request| {
+        request.exclude_newer = Some("2022-01-01T00:00:00Z".parse().expect("a moment"))
+    });
     insta::assert_snapshot!(text, @r"
     exit 3: no build of `python 3.11.*` can be used here
       - `python` 3.11.0 to 3.11.15 (20 builds) are newer than `--exclude-newer` allows
