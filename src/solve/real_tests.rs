@@ -165,7 +165,7 @@ fn real_failures_are_told_shortly() {
     let text = fails(linux(&["__cuda=11.4=0"]), &FORGE, &["python=3.11", "pytorch-gpu=2.10"], |_| {});
     insta::assert_snapshot!(text, @r"
     exit 3: no build of `pytorch-gpu 2.10.*` can be used here
-      - `pytorch-gpu` 2.10.0 (3 builds) need `pytorch ==2.10.0 cuda*_mkl*305`, `==2.10.0 cuda*_mkl*303` or `==2.10.0 cuda*_mkl*301`, which needs `cuda-cudart >=12.9.79,<13.0a0`, which needs `cuda-cudart_linux-64 ==12.9.79 h3f2d84a_0`, which after 1 more steps needs `__cuda >=12`, but the driver allows only CUDA 11.4
+      - `pytorch-gpu` 2.10.0 (3 builds) need `pytorch ==2.10.0 cuda*_mkl*305`, `==2.10.0 cuda*_mkl*303` or `==2.10.0 cuda*_mkl*301`, which needs `cuda-cudart >=12.9.79,<13.0a0`, which needs `cuda-cudart_linux-64 ==12.9.79 h3f2d84a_0`, which after 1 more step needs `__cuda >=12`, but the driver allows only CUDA 11.4
       - `pytorch-gpu` 2.10.0 needs `pytorch ==2.10.0 cuda*_mkl*302`, which needs `python >=3.14,<3.15.0a0`, but the request is `python 3.11.*`
     hint: it solves for a driver that allows CUDA 12.9; this one allows 11.4: update the driver, or solve for another machine with `--cuda 12.9`
     hint: it solves with `pytorch-gpu 2.10.*` left free, as `pytorch-gpu 2.4.0 cuda118py311h9433a6d_301`
