@@ -122,6 +122,7 @@ fn the_recorded_failures_are_told_shortly() {
       - `torchvision` 0.8.2 to 0.10.1 (20 builds) need `jpeg <=9b`, of which no build exists
       - 138 more builds fail for 2 other reasons
     hint: it solves with `--channel-priority flexible`: packages may then come from several channels
+    hint: it solves with `python 3.12.*` left free, as `python 3.10.14 hd12c33a_0_cpython`
     hint: the `pytorch` channel has nothing newer than pytorch 2.5: with `-c conda-forge` alone ask for `pytorch-gpu cuda-version=12.4` instead of `pytorch pytorch-cuda`
     ");
     let text = fails(linux(&[]), &FORGE, &["python=3.11", "numpy=1.19"], |_| {});
