@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rattler_conda_types::{
-    Channel, GenericVirtualPackage, MatchSpec, MatchSpecCondition, PackageName, ParseMatchSpecOptions, RepoDataRecord, RepodataRevision, Version,
+    Channel, GenericVirtualPackage, MatchSpec, MatchSpecCondition, PackageName, ParseMatchSpecOptions, RepoDataRecord, RepodataRevision,
+    Version,
 };
 use rattler_solve::{ChannelPriority, ExcludeNewer, SolveError, SolverImpl, SolverTask, TimestampPolicy, resolvo};
 use url::Url;
@@ -96,7 +97,8 @@ impl<'a> Problem<'a> {
             if let Some(condition) = &spec.condition
                 && !safe_condition(condition)
             {
-                return Err(Error::usage(format!("`{spec}` has a condition inside a condition")).because("conditions can be joined by `and` and `or`, not nested"));
+                return Err(Error::usage(format!("`{spec}` has a condition inside a condition"))
+                    .because("conditions can be joined by `and` and `or`, not nested"));
             }
             if let Some(channel) = &spec.channel {
                 let wanted = channel.canonical_name();
@@ -160,18 +162,17 @@ impl<'a> Problem<'a> {
     pub fn run(&self, plan: &Plan) -> Result<Verdict> {
         let started = Instant::now();
         let excluded = self.excluded(plan);
-        let locked: Vec<&RepoDataRecord> = if !plan.pins { Vec::new() } else {
+        let locked: Vec<&RepoDataRecord> = if !plan.pins {
+            Vec::new()
+        } else {
             match &self.request.update {
                 Favor::Newest => Vec::new(),
                 Favor::Locked => self.request.locked.iter().collect(),
                 Favor::AllBut(names) => self.request.locked.iter().filter(|record| !names.contains(&record.package_record.name)).collect(),
             }
         };
-        let available: Vec<resolvo::RepoData<'_>> = self
-            .tiers
-            .iter()
-            .map(|tier| resolvo::RepoData { records: tier.records.clone(), multi_channel: tier.multi_channel })
-            .collect();
+        let available: Vec<resolvo::RepoData<'_>> =
+            self.tiers.iter().map(|tier| resolvo::RepoData { records: tier.records.clone(), multi_channel: tier.multi_channel }).collect();
         let task = SolverTask {
             available_packages: available,
             locked_packages: locked,
@@ -194,11 +195,14 @@ impl<'a> Problem<'a> {
         let outcome = catch_unwind(AssertUnwindSafe(|| resolvo::Solver.solve(task)));
         match outcome {
             Ok(Ok(result)) => {
-                let features =
-                    result.extras.into_iter().map(|(name, mut extras)| {
+                let features = result
+                    .extras
+                    .into_iter()
+                    .map(|(name, mut extras)| {
                         extras.sort();
                         (name.as_normalized().to_owned(), extras)
-                    }).collect();
+                    })
+                    .collect();
                 Ok(Verdict::Solved(Found { records: result.records, features }))
             }
             Ok(Err(SolveError::Unsolvable(texts))) => Ok(Verdict::Unsolvable(texts.join("\n"))),
@@ -206,9 +210,12 @@ impl<'a> Problem<'a> {
                 if self.request.cancel.as_ref().is_some_and(rattler_solve::CancellationToken::is_cancelled) {
                     return Err(Error::new(Kind::Interrupted, "the solve was stopped"));
                 }
-                Err(Error::failure(format!("no solution was found within {:.1} s", plan.timeout.unwrap_or_else(|| started.elapsed()).as_secs_f64()))
-                    .because("the solver was stopped by its time limit; the request may or may not be satisfiable")
-                    .hint("name versions for the large packages (`python=3.12`, `pytorch=2.8`), or allow more time"))
+                Err(Error::failure(format!(
+                    "no solution was found within {:.1} s",
+                    plan.timeout.unwrap_or_else(|| started.elapsed()).as_secs_f64()
+                ))
+                .because("the solver was stopped by its time limit; the request may or may not be satisfiable")
+                .hint("name versions for the large packages (`python=3.12`, `pytorch=2.8`), or allow more time"))
             }
             Ok(Err(other)) => Err(Error::failure("the solver cannot handle these records").because(other)),
             Err(panic) => {
@@ -232,7 +239,9 @@ impl<'a> Problem<'a> {
         let channels: Vec<(&PackageName, String, &str)> = plan
             .constraints
             .iter()
-            .filter_map(|pinned| Some((pinned.spec.name.as_exact()?, pinned.spec.channel.as_ref()?.canonical_name(), pinned.source.as_str())))
+            .filter_map(|pinned| {
+                Some((pinned.spec.name.as_exact()?, pinned.spec.channel.as_ref()?.canonical_name(), pinned.source.as_str()))
+            })
             .collect();
         if subdirs.is_empty() && channels.is_empty() {
             return excluded;
@@ -266,7 +275,10 @@ impl<'a> Problem<'a> {
                 lints.push(Lint {
                     code: "undated-package",
                     level: Level::Note,
-                    message: format!("{} has no date in the repodata, so `--exclude-newer` lets it through", super::explain::list(&undated, 4)),
+                    message: format!(
+                        "{} has no date in the repodata, so `--exclude-newer` lets it through",
+                        super::explain::list(&undated, 4)
+                    ),
                     hints: Vec::new(),
                     packages: undated,
                 });
@@ -293,7 +305,9 @@ pub(super) fn tier_key<'r>(multi_channel: Option<&'r str>, record: &'r RepoDataR
 /// The one package a spec names.
 fn exact_name<'s>(spec: &'s MatchSpec, what: &str) -> Result<&'s PackageName> {
     spec.name.as_exact().ok_or_else(|| {
-        Error::usage(format!("`{spec}` names no single package")).because(format!("{what} needs the exact name of a package")).hint("write the name without `*` or `^…$`")
+        Error::usage(format!("`{spec}` names no single package"))
+            .because(format!("{what} needs the exact name of a package"))
+            .hint("write the name without `*` or `^…$`")
     })
 }
 
@@ -355,7 +369,8 @@ fn safe_condition(condition: &MatchSpecCondition) -> bool {
     match condition {
         MatchSpecCondition::MatchSpec(spec) => {
             spec.condition.is_none()
-                && MatchSpec::from_str(&spec.to_string(), record_options()).is_ok_and(|again| again.condition.is_none() && again.name.as_exact().is_some())
+                && MatchSpec::from_str(&spec.to_string(), record_options())
+                    .is_ok_and(|again| again.condition.is_none() && again.name.as_exact().is_some())
         }
         MatchSpecCondition::And(left, right) | MatchSpecCondition::Or(left, right) => safe_condition(left) && safe_condition(right),
     }
@@ -382,7 +397,8 @@ impl Warnings {
 
 /// Leaves out records that would stop or crash the solver and names every faulty one.
 fn clean<'a>(tier: &ChannelRecords<'a>, readable: &mut HashMap<&'a str, Text>, warnings: &mut Warnings) -> ChannelRecords<'a> {
-    let mut seen: HashMap<&rattler_conda_types::package::DistArchiveIdentifier, &'a RepoDataRecord> = HashMap::with_capacity(tier.records.len());
+    let mut seen: HashMap<&rattler_conda_types::package::DistArchiveIdentifier, &'a RepoDataRecord> =
+        HashMap::with_capacity(tier.records.len());
     let mut records = Vec::with_capacity(tier.records.len());
     for &record in &tier.records {
         let label = || format!("`{}` of `{}`", record.identifier, shown(record.channel.as_deref()));

@@ -21,8 +21,9 @@ use crate::error::{Error, Kind};
 const GROUPS: usize = 5;
 /// Steps of a dependency chain shown.
 const STEPS: usize = 4;
-/// Time for the smallest set of requests in conflict.
-const SEARCH: Duration = Duration::from_secs(6);
+/// Time for striking out, and for the smallest set of requests in conflict. Tests must not depend on how busy the machine
+/// is.
+const SEARCH: Duration = Duration::from_secs(if cfg!(test) { 300 } else { 6 });
 
 /// The source of a [`super::Request::pins`] record, in texts.
 pub(super) const KEPT: &str = "a package that must stay as it is";
@@ -183,7 +184,11 @@ impl<'p, 'a> Facts<'p, 'a> {
             let multi = self.problem.tiers[tier].multi_channel;
             let key = tier_key(multi, record);
             let from_channel = channel.as_ref().is_none_or(|wanted| {
-                if multi.is_some() && multi == wanted.name.as_deref() { true } else { record.channel.as_deref() == Some(wanted.canonical_name().as_str()) }
+                if multi.is_some() && multi == wanted.name.as_deref() {
+                    true
+                } else {
+                    record.channel.as_deref() == Some(wanted.canonical_name().as_str())
+                }
             });
             let dead = if !from_channel {
                 let wanted = channel.as_ref().map(|wanted| wanted.name().to_owned()).unwrap_or_default();
@@ -197,13 +202,19 @@ impl<'p, 'a> Facts<'p, 'a> {
                 self.outside_requests(record)
             };
             // The same build as .conda and .tar.bz2 is one candidate.
-            if seen.insert((record.channel.as_deref(), record.package_record.version.version().clone(), record.package_record.build.as_str())) {
+            if seen.insert((
+                record.channel.as_deref(),
+                record.package_record.version.version().clone(),
+                record.package_record.build.as_str(),
+            )) {
                 candidates.push(Candidate { record: Some(record), virt: None, dead });
             }
         }
         // Newest first: what is shown first is what a person would want.
         candidates.sort_by(|a, b| {
-            let number = |c: &Candidate<'_>| c.record.map(|record| (record.package_record.build_number, record.package_record.build.as_str().to_owned()));
+            let number = |c: &Candidate<'_>| {
+                c.record.map(|record| (record.package_record.build_number, record.package_record.build.as_str().to_owned()))
+            };
             b.version().cmp(&a.version()).then_with(|| number(b).cmp(&number(a)))
         });
         let index = self.entries.len();
@@ -314,8 +325,12 @@ impl<'p, 'a> Facts<'p, 'a> {
             if !self.entries[position].mandatory {
                 continue;
             }
-            let alive: Vec<&'a RepoDataRecord> =
-                self.entries[position].candidates.iter().filter(|candidate| candidate.dead.is_none()).filter_map(|candidate| candidate.record).collect();
+            let alive: Vec<&'a RepoDataRecord> = self.entries[position]
+                .candidates
+                .iter()
+                .filter(|candidate| candidate.dead.is_none())
+                .filter_map(|candidate| candidate.record)
+                .collect();
             if alive.is_empty() {
                 continue;
             }
@@ -369,20 +384,47 @@ pub(super) enum Failure {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Leaf {
     /// A virtual package is absent.
-    NoVirtual { name: String },
+    NoVirtual {
+        name: String,
+    },
     /// A virtual package is there with a version that does not do.
-    VirtualVersion { name: String, has: String },
+    VirtualVersion {
+        name: String,
+        has: String,
+    },
     /// No package of that name in any channel.
-    Unknown { name: String },
+    Unknown {
+        name: String,
+    },
     /// No such version or build.
-    NoMatch { name: String },
-    Request { spec: String },
-    Pinned { spec: String, source: String },
-    TooNew { name: String },
-    Priority { name: String, used: String },
-    Channel { name: String, wanted: String },
-    Demanded { by: String, spec: String },
-    Forbidden { name: String },
+    NoMatch {
+        name: String,
+    },
+    Request {
+        spec: String,
+    },
+    Pinned {
+        spec: String,
+        source: String,
+    },
+    TooNew {
+        name: String,
+    },
+    Priority {
+        name: String,
+        used: String,
+    },
+    Channel {
+        name: String,
+        wanted: String,
+    },
+    Demanded {
+        by: String,
+        spec: String,
+    },
+    Forbidden {
+        name: String,
+    },
     /// Too deep or circular.
     Deep,
 }
@@ -620,7 +662,7 @@ impl Group {
             let verb = if index == 0 { verb } else { "needs" };
             let verb = if forbids { "allows only" } else { verb };
             if skipped > 0 && index == STEPS - 1 {
-                line.push_str(&format!(", which after {skipped} more steps"));
+                line.push_str(&format!(", which after {skipped} more {}", if skipped == 1 { "step" } else { "steps" }));
             }
             if skipped > 0 && index >= STEPS - 1 && index + 1 < self.steps.len() {
                 continue;
@@ -745,7 +787,10 @@ fn find(facts: &mut Facts<'_, '_>, text: &str) -> Finding {
                 [head @ .., last] => format!("{} and {last} need different builds of `{name}`", head.join(", ")),
             };
             let leaves: Vec<Leaf> = groups.iter().map(|group| group.leaf.clone()).collect();
-            let others: Vec<Group> = groups.into_iter().filter(|group| !matches!(group.leaf, Leaf::Demanded { .. } | Leaf::Request { .. }) || !group.steps.is_empty()).collect();
+            let others: Vec<Group> = groups
+                .into_iter()
+                .filter(|group| !matches!(group.leaf, Leaf::Demanded { .. } | Leaf::Request { .. }) || !group.steps.is_empty())
+                .collect();
             causes.extend(lines(&others, intent));
             Finding { message, causes, leaves, request: None }
         }
@@ -777,7 +822,8 @@ fn order_groups(mut groups: Vec<Group>) -> Vec<Group> {
 fn hopeless(facts: &Facts<'_, '_>, root: &Rc<Dep>) -> Finding {
     let entry = &facts.entries[root.entry];
     let name = &entry.name;
-    let channels = if facts.problem.request.channels.is_empty() { "any channel".to_owned() } else { list(&facts.problem.request.channels, 4) };
+    let channels =
+        if facts.problem.request.channels.is_empty() { "any channel".to_owned() } else { list(&facts.problem.request.channels, 4) };
     let subdir = facts.problem.request.target.subdir;
     if entry.candidates.is_empty() {
         let leaf = if name.starts_with("__") { Leaf::NoVirtual { name: name.clone() } } else { Leaf::Unknown { name: name.clone() } };
@@ -796,7 +842,9 @@ fn hopeless(facts: &Facts<'_, '_>, root: &Rc<Dep>) -> Finding {
     let of_version: Vec<&Candidate<'_>> = entry
         .candidates
         .iter()
-        .filter(|candidate| root.spec.version.as_ref().is_none_or(|wanted| candidate.version().is_some_and(|version| wanted.matches(version))))
+        .filter(|candidate| {
+            root.spec.version.as_ref().is_none_or(|wanted| candidate.version().is_some_and(|version| wanted.matches(version)))
+        })
         .collect();
     let message = format!("no build of `{}` in {channels} for {subdir}", root.text);
     let mut causes = Vec::new();
@@ -804,14 +852,27 @@ fn hopeless(facts: &Facts<'_, '_>, root: &Rc<Dep>) -> Finding {
         let all: BTreeSet<Version> = entry.candidates.iter().filter_map(|candidate| candidate.version().cloned()).collect();
         causes.push(format!("the channels have `{name}` {}", versions(&all)));
     } else {
-        let builds: BTreeSet<String> = of_version.iter().filter_map(|candidate| candidate.record).map(|record| record.package_record.build.as_str().to_owned()).collect();
-        let newest: Vec<String> = of_version.iter().take(40).filter_map(|candidate| candidate.record).map(|record| record.package_record.build.as_str().to_owned()).fold(Vec::new(), |mut list, build| {
-            if !list.contains(&build) {
-                list.push(build);
-            }
-            list
-        });
-        causes.push(format!("the version is there, but none of its {} builds fits; the newest are {}", builds.len(), list(&newest[..newest.len().min(3)], 3)));
+        let builds: BTreeSet<String> = of_version
+            .iter()
+            .filter_map(|candidate| candidate.record)
+            .map(|record| record.package_record.build.as_str().to_owned())
+            .collect();
+        let newest: Vec<String> = of_version
+            .iter()
+            .take(40)
+            .filter_map(|candidate| candidate.record)
+            .map(|record| record.package_record.build.as_str().to_owned())
+            .fold(Vec::new(), |mut list, build| {
+                if !list.contains(&build) {
+                    list.push(build);
+                }
+                list
+            });
+        causes.push(format!(
+            "the version is there, but none of its {} builds fits; the newest are {}",
+            builds.len(),
+            list(&newest[..newest.len().min(3)], 3)
+        ));
     }
     Finding { message, causes, leaves: vec![Leaf::NoMatch { name: name.clone() }], request: Some(root.clone()) }
 }

@@ -63,7 +63,20 @@ const FRAMEWORKS: &[&str] = &[
 const TOOLKIT: &[&str] = &["cuda-cudart", "cudatoolkit", "pytorch-cuda", "cuda-version", "cuda-runtime", "cuda-toolkit"];
 
 /// Dependencies that only CUDA builds have.
-const CUDA_DEPENDENCIES: &[&str] = &["__cuda", "cuda-version", "cudatoolkit", "pytorch-cuda", "cuda-cudart", "libcudart", "cudnn", "libcudnn", "libcublas", "nccl", "cuda-nvrtc", "libcufft"];
+const CUDA_DEPENDENCIES: &[&str] = &[
+    "__cuda",
+    "cuda-version",
+    "cudatoolkit",
+    "pytorch-cuda",
+    "cuda-cudart",
+    "libcudart",
+    "cudnn",
+    "libcudnn",
+    "libcublas",
+    "nccl",
+    "cuda-nvrtc",
+    "libcufft",
+];
 
 /// What sort of build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -213,8 +226,12 @@ fn cuda_of(record: &RepoDataRecord) -> Option<String> {
     }
     // The lower bound of `cuda-version >=12.9,<13` is what it was built with.
     record.package_record.depends.iter().find_map(|text| {
-        let rest = text.strip_prefix("cuda-version ").or_else(|| text.strip_prefix("pytorch-cuda ")).or_else(|| text.strip_prefix("cudatoolkit "))?;
-        let number: String = rest.trim_start_matches(['>', '=', '~', ' ']).chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+        let rest = text
+            .strip_prefix("cuda-version ")
+            .or_else(|| text.strip_prefix("pytorch-cuda "))
+            .or_else(|| text.strip_prefix("cudatoolkit "))?;
+        let number: String =
+            rest.trim_start_matches(['>', '=', '~', ' ']).chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
         let (major, minor) = number.trim_end_matches('.').split_once('.')?;
         Some(format!("{major}.{}", minor.split('.').next()?))
     })
@@ -234,7 +251,11 @@ pub(super) fn toolkit(records: &[RepoDataRecord]) -> Option<String> {
 
 /// The records the toolkit version was read from.
 pub(super) fn toolkit_packages(records: &[RepoDataRecord]) -> Vec<String> {
-    TOOLKIT.iter().filter(|name| records.iter().any(|record| record.package_record.name.as_normalized() == **name)).map(|name| (*name).to_owned()).collect()
+    TOOLKIT
+        .iter()
+        .filter(|name| records.iter().any(|record| record.package_record.name.as_normalized() == **name))
+        .map(|name| (*name).to_owned())
+        .collect()
 }
 
 /// The packages of a solution whose builds differ by CUDA or CPU, leading frameworks first.
@@ -317,9 +338,12 @@ pub(super) fn settle(problem: &Problem<'_>, plan: &mut Plan, found: Found) -> Re
             let asked = asks_for_cpu(request);
             let mut error = refused(&cpu);
             if let Some(spec) = asked {
-                error = error.because(format!("the request asks for the CPU build: `{spec}`")).hint(format!("leave out `{spec}`, or `--gpu require`"));
+                error = error
+                    .because(format!("the request asks for the CPU build: `{spec}`"))
+                    .hint(format!("leave out `{spec}`, or `--gpu require`"));
             }
-            let (constraint, alone, text) = losing.into_iter().next().map_or_else(|| (None, plan.clone(), text), |(pinned, alone, text)| (Some(pinned), alone, text));
+            let (constraint, alone, text) =
+                losing.into_iter().next().map_or_else(|| (None, plan.clone(), text), |(pinned, alone, text)| (Some(pinned), alone, text));
             if let Some(pinned) = constraint {
                 error = error.because(format!("`{}` cannot be met", text_of(&pinned.spec)));
             }
@@ -353,7 +377,9 @@ fn describe(request: &Request, plan: &Plan, records: &[RepoDataRecord]) -> GpuOu
     let reason = match (variant, &limit, driver) {
         (GpuVariant::Cuda | GpuVariant::Mixed, Some(limit), Some(driver)) => match driver.provenance {
             Provenance::Detected | Provenance::Default => format!("this machine's driver allows up to {limit}"),
-            Provenance::Assumed | Provenance::Overridden => format!("the driver assumed by {} allows up to {limit}", source(&driver.source, limit)),
+            Provenance::Assumed | Provenance::Overridden => {
+                format!("the driver assumed by {} allows up to {limit}", source(&driver.source, limit))
+            }
         },
         (GpuVariant::Cuda, None, _) => "no driver was found or assumed: it runs where there is one".into(),
         _ => String::new(),
@@ -394,7 +420,9 @@ fn gpu_constraints(problem: &Problem<'_>, cpu: &[GpuPackage], source: &str) -> V
     for package in cpu {
         let mut long = false;
         let mut short = false;
-        for record in problem.tiers.iter().flat_map(|tier| &tier.records).filter(|record| record.package_record.name.as_normalized() == package.name) {
+        for record in
+            problem.tiers.iter().flat_map(|tier| &tier.records).filter(|record| record.package_record.name.as_normalized() == package.name)
+        {
             if variant_of(record) == Some(GpuVariant::Cuda) {
                 let build = record.package_record.build.as_str().to_lowercase();
                 long |= build.contains("cuda");
@@ -461,25 +489,37 @@ fn reason(problem: &Problem<'_>, plan: &Plan, found: &Found, outcome: &mut GpuOu
     if constraints.is_empty() {
         return say(format!("because no channel of this request has a CUDA build of `{}` for {subdir}", lead.name), None, true);
     }
-    let is_cuda = |records: &[RepoDataRecord]| packages(records).iter().any(|package| package.name == lead.name && package.variant == GpuVariant::Cuda);
+    let is_cuda = |records: &[RepoDataRecord]| {
+        packages(records).iter().any(|package| package.name == lead.name && package.variant == GpuVariant::Cuda)
+    };
     if plan.cuda().is_none() {
         for cuda in cuda_candidates(problem, &lead).into_iter().take(2) {
             let Some(virt) = virtual_package("__cuda", &cuda, "0") else { continue };
             let with = plan.with_virtual(virt);
             if prover.solves(&with).is_some_and(|found| is_cuda(&found.records)) {
-                return say("because `__cuda` is absent".into(), Some(format!("add `--cuda {cuda}` to pin a GPU build from this machine")), true);
+                return say(
+                    "because `__cuda` is absent".into(),
+                    Some(format!("add `--cuda {cuda}` to pin a GPU build from this machine")),
+                    true,
+                );
             }
             let mut forced = with;
             forced.constraints.extend(constraints.clone());
             if prover.solves(&forced).is_some_and(|found| is_cuda(&found.records)) {
-                return say("because `__cuda` is absent".into(), Some(format!("add `--cuda {cuda} --gpu require` to pin a GPU build from this machine")), true);
+                return say(
+                    "because `__cuda` is absent".into(),
+                    Some(format!("add `--cuda {cuda} --gpu require` to pin a GPU build from this machine")),
+                    true,
+                );
             }
         }
         // Builds that do not even need `__cuda` (the pytorch channel).
         let mut forced = plan.clone();
         forced.constraints.extend(constraints);
         return match prover.solves(&forced) {
-            Some(found) if is_cuda(&found.records) => say("as the solver prefers it here".into(), Some(format!("for the CUDA build ask for `{}`", glob_of(&forced, &lead))), true),
+            Some(found) if is_cuda(&found.records) => {
+                say("as the solver prefers it here".into(), Some(format!("for the CUDA build ask for `{}`", glob_of(&forced, &lead))), true)
+            }
             _ => say("and no driver version makes a CUDA build fit the rest of the request".into(), None, false),
         };
     }
@@ -488,7 +528,13 @@ fn reason(problem: &Problem<'_>, plan: &Plan, found: &Found, outcome: &mut GpuOu
     forced.constraints.extend(constraints);
     match problem.run(&forced) {
         Ok(Verdict::Solved(other)) if is_cuda(&other.records) => {
-            let version = |found: &Found| found.records.iter().find(|record| record.package_record.name.as_normalized() == lead.name).map(|record| record.package_record.version.clone());
+            let version = |found: &Found| {
+                found
+                    .records
+                    .iter()
+                    .find(|record| record.package_record.name.as_normalized() == lead.name)
+                    .map(|record| record.package_record.version.clone())
+            };
             let (chosen, possible) = (version(found), version(&other));
             let why = match (&chosen, &possible) {
                 (Some(chosen), Some(possible)) if possible.version() < chosen.version() => {

@@ -54,7 +54,23 @@ pub const CODES: &[(&str, &str)] = &[
 ];
 
 /// The torch family: names built against one particular torch.
-pub(super) const TORCH: &[&str] = &["pytorch", "libtorch", "torchvision", "libtorchvision", "torchaudio", "torchtext", "torchdata", "pytorch3d", "xformers", "pytorch-scatter", "pytorch_scatter", "pytorch_sparse", "pytorch-sparse", "pytorch_cluster", "torchtriton"];
+pub(super) const TORCH: &[&str] = &[
+    "pytorch",
+    "libtorch",
+    "torchvision",
+    "libtorchvision",
+    "torchaudio",
+    "torchtext",
+    "torchdata",
+    "pytorch3d",
+    "xformers",
+    "pytorch-scatter",
+    "pytorch_scatter",
+    "pytorch_sparse",
+    "pytorch-sparse",
+    "pytorch_cluster",
+    "torchtriton",
+];
 
 /// Projects of the Python package index that bring their own torch.
 const PIP_TORCH: &[&str] = &["torch", "torchvision", "torchaudio", "torchtext"];
@@ -83,8 +99,13 @@ pub(super) fn check(request: &Request, records: &[RepoDataRecord]) -> Vec<Lint> 
         push(
             "dead-pytorch-channel",
             Level::Warning,
-            format!("{} from the `pytorch` channel, which ended with pytorch 2.5: there will be no newer versions and no fixes", comes(&from_dead)),
-            &["conda-forge has current builds: `-c conda-forge pytorch-gpu` (CPU: `pytorch-cpu`), with `cuda-version=12.6` to choose the CUDA version"],
+            format!(
+                "{} from the `pytorch` channel, which ended with pytorch 2.5: there will be no newer versions and no fixes",
+                comes(&from_dead)
+            ),
+            &[
+                "conda-forge has current builds: `-c conda-forge pytorch-gpu` (CPU: `pytorch-cpu`), with `cuda-version=12.6` to choose the CUDA version",
+            ],
             from_dead,
         );
     }
@@ -102,7 +123,9 @@ pub(super) fn check(request: &Request, records: &[RepoDataRecord]) -> Vec<Lint> 
             "cudatoolkit",
             Level::Warning,
             "`cudatoolkit` ended with CUDA 11.8: since CUDA 12 the toolkit is many packages".into(),
-            &["choose the CUDA version with `cuda-version=12.6`; frameworks bring the parts they need, `cuda-toolkit` is the whole with the compiler"],
+            &[
+                "choose the CUDA version with `cuda-version=12.6`; frameworks bring the parts they need, `cuda-toolkit` is the whole with the compiler",
+            ],
             vec!["cudatoolkit".into()],
         );
     }
@@ -123,17 +146,27 @@ pub(super) fn check(request: &Request, records: &[RepoDataRecord]) -> Vec<Lint> 
         push(
             "mixed-torch-channels",
             Level::Warning,
-            format!("packages of the torch family come from different channels: {}; they are built against different torch libraries", parts.join(", ")),
+            format!(
+                "packages of the torch family come from different channels: {}; they are built against different torch libraries",
+                parts.join(", ")
+            ),
             &["take all of them from one channel, or use strict channel priority"],
             torch.iter().map(|(name, _)| (*name).to_owned()).collect(),
         );
     }
     let cpuonly = find("cpuonly").is_some() || find("pytorch-mutex").is_some_and(|record| record.package_record.build.as_str() == "cpu");
-    let wants_gpu: Vec<&str> = ["pytorch-cuda", "pytorch-gpu", "cudatoolkit", "cuda-version", "tensorflow-gpu"].into_iter().filter(|name| requested.contains(name)).collect();
+    let wants_gpu: Vec<&str> = ["pytorch-cuda", "pytorch-gpu", "cudatoolkit", "cuda-version", "tensorflow-gpu"]
+        .into_iter()
+        .filter(|name| requested.contains(name))
+        .collect();
     let cuda_packages: Vec<String> =
         gpu::packages(records).into_iter().filter(|package| package.variant == GpuVariant::Cuda).map(|package| package.name).collect();
     if cpuonly && (!wants_gpu.is_empty() || !cuda_packages.is_empty()) {
-        let beside = if wants_gpu.is_empty() { list(&cuda_packages, 4) } else { list(&wants_gpu.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>(), 4) };
+        let beside = if wants_gpu.is_empty() {
+            list(&cuda_packages, 4)
+        } else {
+            list(&wants_gpu.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>(), 4)
+        };
         push(
             "cpuonly-with-gpu",
             Level::Warning,
@@ -170,7 +203,9 @@ pub(super) fn priority_fell_back(problem: &Problem<'_>, records: &[RepoDataRecor
     let strays: Vec<&RepoDataRecord> = records
         .iter()
         .filter(|record| {
-            first.get(record.package_record.name.as_normalized()).is_some_and(|(multi, channel)| multi.is_none() && *channel != record.channel.as_deref())
+            first
+                .get(record.package_record.name.as_normalized())
+                .is_some_and(|(multi, channel)| multi.is_none() && *channel != record.channel.as_deref())
         })
         .collect();
     let names: Vec<String> = strays
@@ -183,7 +218,10 @@ pub(super) fn priority_fell_back(problem: &Problem<'_>, records: &[RepoDataRecor
         level: Level::Warning,
         message: format!("there is no solution with strict channel priority; flexible priority was used{what}"),
         hints: vec![
-            format!("make it a decision: `--channel-priority {}`, or name the channel in the request (`conda-forge::NAME`)", PriorityChoice::Flexible),
+            format!(
+                "make it a decision: `--channel-priority {}`, or name the channel in the request (`conda-forge::NAME`)",
+                PriorityChoice::Flexible
+            ),
             "mixing builds of one library from several channels can break at run time".into(),
         ],
         packages: strays.iter().map(|record| record.package_record.name.as_normalized().to_owned()).collect(),

@@ -8,10 +8,10 @@
 mod engine;
 /// Why there is no solution: facts about the records, and the tree made of them.
 mod explain;
-/// What to try next, each proven by another run of the solver.
-mod hints;
 /// Which build, CUDA or CPU, the solution holds, and why.
 pub mod gpu;
+/// What to try next, each proven by another run of the solver.
+mod hints;
 /// Things in a request or a solution that are probably not what the user wants.
 pub mod lint;
 /// The order in which records are listed and linked.
@@ -37,7 +37,7 @@ use rattler_conda_types::{GenericVirtualPackage, MatchSpec, PackageName, ParseMa
 use rattler_repodata_gateway::RepoData;
 
 use crate::error::{Error, Kind, Place, Result};
-use crate::platform::{GpuIntent, Target};
+use crate::platform::{GpuIntent, Provenance, Target};
 
 pub use gpu::{GpuOutcome, GpuPackage, GpuVariant};
 pub use lint::{Level, Lint};
@@ -144,7 +144,7 @@ pub struct Request {
     pub cancel: Option<CancellationToken>,
     /// Lints not to report, by code.
     pub silence: BTreeSet<String>,
-    /// Version of the kernel driver (`550.54.14`), where known, for the preflight.
+    /// Version of the kernel driver (`550.54.14`) for the preflight, in place of the one the target detected.
     pub driver_version: Option<String>,
     /// Names of projects in the `pip:` section, normalised, for the lints.
     pub pip_names: Vec<String>,
@@ -174,6 +174,18 @@ impl Request {
             pip_names: Vec::new(),
             lookup: None,
         }
+    }
+
+    /// The version of the kernel driver: as given, or as detected where `__cuda` itself was detected. A driver that was
+    /// assumed has only a CUDA version.
+    fn driver(&self) -> Option<&str> {
+        let detected = self.gpu != GpuIntent::None && self.target.cuda().is_some_and(|cuda| cuda.provenance == Provenance::Detected);
+        let routes = || {
+            ["kernel", "nvml", "nvidia-smi", "libcuda"]
+                .into_iter()
+                .filter_map(|name| self.target.gpu.routes.iter().find(|route| route.name == name))
+        };
+        self.driver_version.as_deref().or_else(|| if detected { routes().find_map(|route| route.driver.as_deref()) } else { None })
     }
 
     /// The virtual packages of the target after the GPU intent: `none` removes every CUDA one.
@@ -270,12 +282,8 @@ pub fn solve_records(request: &Request, repodata: &[ChannelRecords<'_>]) -> Resu
     if used != first {
         lints.insert(0, lint::priority_fell_back(&problem, &records));
     }
-    let preflight = preflight::check(&preflight::Facts {
-        records: &records,
-        cuda: plan.cuda(),
-        cuda_arch: plan.cuda_arch(),
-        driver: request.driver_version.as_deref(),
-    });
+    let preflight =
+        preflight::check(&preflight::Facts { records: &records, cuda: plan.cuda(), cuda_arch: plan.cuda_arch(), driver: request.driver() });
     lints.extend(problem.lints(&records));
     if request.gpu == GpuIntent::Require && gpu.variant == GpuVariant::None {
         lints.push(Lint {

@@ -13,7 +13,7 @@ use super::lint::{Level, Lint};
 pub const MAJOR_FLOOR: &[(u64, &str)] = &[(11, "450.80.02"), (12, "525.60.13"), (13, "580.65.06")];
 
 /// The Linux driver that came with each toolkit: the least with which nothing is missing.
-pub const BUNDLED: &[((u64, u64), &str)] = &[
+pub const BUNDLED: &[(Pair, &str)] = &[
     ((11, 3), "465.19.01"),
     ((11, 4), "470.82.01"),
     ((11, 5), "495.29.05"),
@@ -34,10 +34,14 @@ pub const BUNDLED: &[((u64, u64), &str)] = &[
     ((13, 1), "590.44.01"),
 ];
 
+/// Major and minor number.
+pub type Pair = (u64, u64);
+
 /// Compute capability of cards and the first toolkit whose compiler knew them.
-const ARCH_SINCE: &[((u64, u64), (u64, u64))] = &[((8, 0), (11, 0)), ((8, 6), (11, 1)), ((8, 9), (11, 8)), ((9, 0), (11, 8)), ((10, 0), (12, 8)), ((12, 0), (12, 8))];
+const ARCH_SINCE: &[(Pair, Pair)] =
+    &[((8, 0), (11, 0)), ((8, 6), (11, 1)), ((8, 9), (11, 8)), ((9, 0), (11, 8)), ((10, 0), (12, 8)), ((12, 0), (12, 8))];
 /// Least compute capability a toolkit of a major version still supports.
-const ARCH_FLOOR: &[(u64, (u64, u64))] = &[(11, (3, 5)), (12, (5, 0)), (13, (7, 5))];
+const ARCH_FLOOR: &[(u64, Pair)] = &[(11, (3, 5)), (12, (5, 0)), (13, (7, 5))];
 
 /// What is judged.
 #[derive(Debug, Clone, Copy)]
@@ -80,7 +84,9 @@ pub fn check(facts: &Facts<'_>) -> Vec<Lint> {
     let packages: Vec<String> = gpu::toolkit_packages(facts.records);
     let make = |code, level, message: String, hints: Vec<String>| Lint { code, level, message, hints, packages: packages.clone() };
     let needs = match (floor(toolkit.0), bundled(toolkit)) {
-        (Some(floor), Some(bundled)) if floor != bundled => format!("CUDA {text} needs a driver of at least {floor}, and {bundled} for everything in it"),
+        (Some(floor), Some(bundled)) if floor != bundled => {
+            format!("CUDA {text} needs a driver of at least {floor}, and {bundled} for everything in it")
+        }
         (Some(floor), _) => format!("CUDA {text} needs a driver of at least {floor}"),
         (None, Some(bundled)) => format!("CUDA {text} needs a driver of at least {bundled}"),
         (None, None) => format!("CUDA {text} needs a newer driver"),

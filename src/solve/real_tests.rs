@@ -80,7 +80,12 @@ fn the_recorded_solves_come_out_the_same() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-fn solved(target: crate::platform::Target, channels: &[&str], specs: &[&str], change: impl FnOnce(&mut Request)) -> crate::error::Result<super::Solution> {
+fn solved(
+    target: crate::platform::Target,
+    channels: &[&str],
+    specs: &[&str],
+    change: impl FnOnce(&mut Request),
+) -> crate::error::Result<super::Solution> {
     let mut request = request(target, specs);
     request.channels = channels.iter().map(|channel| (*channel).to_owned()).collect();
     request.priority = PriorityChoice::Strict;
@@ -117,6 +122,7 @@ fn the_recorded_failures_are_told_shortly() {
       - `torchvision` 0.8.2 to 0.10.1 (20 builds) need `jpeg <=9b`, of which no build exists
       - 138 more builds fail for 2 other reasons
     hint: it solves with `--channel-priority flexible`: packages may then come from several channels
+    hint: it solves with `python 3.12.*` left free, as `python 3.10.14 hd12c33a_0_cpython`
     hint: the `pytorch` channel has nothing newer than pytorch 2.5: with `-c conda-forge` alone ask for `pytorch-gpu cuda-version=12.4` instead of `pytorch pytorch-cuda`
     ");
     let text = fails(linux(&[]), &FORGE, &["python=3.11", "numpy=1.19"], |_| {});
@@ -160,12 +166,14 @@ fn real_failures_are_told_shortly() {
     let text = fails(linux(&["__cuda=11.4=0"]), &FORGE, &["python=3.11", "pytorch-gpu=2.10"], |_| {});
     insta::assert_snapshot!(text, @r"
     exit 3: no build of `pytorch-gpu 2.10.*` can be used here
-      - `pytorch-gpu` 2.10.0 (3 builds) need `pytorch ==2.10.0 cuda*_mkl*305`, `==2.10.0 cuda*_mkl*303` or `==2.10.0 cuda*_mkl*301`, which needs `cuda-cudart >=12.9.79,<13.0a0`, which needs `cuda-cudart_linux-64 ==12.9.79 h3f2d84a_0`, which after 1 more steps needs `__cuda >=12`, but the driver allows only CUDA 11.4
+      - `pytorch-gpu` 2.10.0 (3 builds) need `pytorch ==2.10.0 cuda*_mkl*305`, `==2.10.0 cuda*_mkl*303` or `==2.10.0 cuda*_mkl*301`, which needs `cuda-cudart >=12.9.79,<13.0a0`, which needs `cuda-cudart_linux-64 ==12.9.79 h3f2d84a_0`, which after 1 more step needs `__cuda >=12`, but the driver allows only CUDA 11.4
       - `pytorch-gpu` 2.10.0 needs `pytorch ==2.10.0 cuda*_mkl*302`, which needs `python >=3.14,<3.15.0a0`, but the request is `python 3.11.*`
     hint: it solves for a driver that allows CUDA 12.9; this one allows 11.4: update the driver, or solve for another machine with `--cuda 12.9`
     hint: it solves with `pytorch-gpu 2.10.*` left free, as `pytorch-gpu 2.4.0 cuda118py311h9433a6d_301`
     ");
-    let text = fails(linux(&[]), &FORGE, &["python=3.11", "numpy"], |request| request.exclude_newer = Some("2022-01-01T00:00:00Z".parse().expect("a moment")));
+    let text = fails(linux(&[]), &FORGE, &["python=3.11", "numpy"], |request| {
+        request.exclude_newer = Some("2022-01-01T00:00:00Z".parse().expect("a moment"))
+    });
     insta::assert_snapshot!(text, @r"
     exit 3: no build of `python 3.11.*` can be used here
       - `python` 3.11.0 to 3.11.15 (20 builds) are newer than `--exclude-newer` allows

@@ -37,7 +37,12 @@ fn world() -> Vec<RepoDataRecord> {
         cf("pytorch-cpu 2.7.0 cpu_100", &["pytorch 2.7.0 cpu*100"]),
     ];
     for (python, tag) in [("python >=3.11,<3.12.0a0", "py311"), ("python >=3.12,<3.13.0a0", "py312")] {
-        all.push(record("conda-forge", &format!("pytorch 2.7.0 cuda126_{tag}_300"), &["__cuda", "cuda-version >=12.6,<13", python], &["pytorch-cpu <0.0a0"]));
+        all.push(record(
+            "conda-forge",
+            &format!("pytorch 2.7.0 cuda126_{tag}_300"),
+            &["__cuda", "cuda-version >=12.6,<13", python],
+            &["pytorch-cpu <0.0a0"],
+        ));
         all.push(record("conda-forge", &format!("pytorch 2.7.0 cpu_{tag}_100"), &[python], &["pytorch-gpu <0.0a0"]));
     }
     all
@@ -269,7 +274,8 @@ fn pins_hold_and_are_named() {
 #[test]
 fn locked_records_stay_unless_told_otherwise() {
     let mut wanted = request(linux(&[]), &["numpy"]);
-    wanted.locked = world().into_iter().filter(|record| ["3.11.9", "1.26.4"].contains(&record.package_record.version.to_string().as_str())).collect();
+    wanted.locked =
+        world().into_iter().filter(|record| ["3.11.9", "1.26.4"].contains(&record.package_record.version.to_string().as_str())).collect();
     let solved = |request: &Request| names(&solve_synthetic(request, &[world()]).expect("a solution"));
     assert_eq!(solved(&wanted), ["python 3.11.9 h1_0", "numpy 1.26.4 py311_0"]);
     wanted.update = Favor::Newest;
@@ -377,7 +383,8 @@ fn lints_are_found_and_can_be_silenced() {
         torch("pytorch-mutex 1.0 cpu", &[]),
         torch("cpuonly 2.0 0", &["pytorch-mutex 1.0 cpu"]),
     ];
-    let others = vec![cf("torchvision 0.20.0 cuda118_py311_0", &["pytorch"]), cf("cudatoolkit 11.8.0 h1_0", &[]), cf("pytorch-cuda 11.8 h1_0", &[])];
+    let others =
+        vec![cf("torchvision 0.20.0 cuda118_py311_0", &["pytorch"]), cf("cudatoolkit 11.8.0 h1_0", &[]), cf("pytorch-cuda 11.8 h1_0", &[])];
     let mut wanted = request(linux(&[]), &["pytorch", "torchvision", "cpuonly", "cudatoolkit", "pytorch-cuda"]);
     wanted.channels = vec!["pytorch".into(), "conda-forge".into()];
     wanted.pip_names = vec!["torch".into()];
@@ -404,11 +411,17 @@ fn preflight_follows_the_tables() {
     use super::preflight::{Facts, bundled, check, floor, older};
     assert_eq!((floor(11), floor(12), floor(13)), (Some("450.80.02"), Some("525.60.13"), Some("580.65.06")));
     assert_eq!(bundled((12, 4)), Some("550.54.14"));
-    assert_eq!((older("550.54.14", "560.28.03"), older("580.65.06", "580.65.06"), older("1000.1", "580.2"), older("x", "1")), (Some(true), Some(false), Some(false), None));
+    assert_eq!(
+        (older("550.54.14", "560.28.03"), older("580.65.06", "580.65.06"), older("1000.1", "580.2"), older("x", "1")),
+        (Some(true), Some(false), Some(false), None)
+    );
     let judge = |toolkit: &str, cuda: Option<&str>, arch: Option<&str>, driver: Option<&str>| -> Vec<String> {
         let records = vec![cf(&format!("cuda-version {toolkit} h1_3"), &[])];
         let (cuda, arch) = (cuda.map(|text| text.parse().expect("a version")), arch.map(|text| text.parse().expect("a version")));
-        check(&Facts { records: &records, cuda: cuda.as_ref(), cuda_arch: arch.as_ref(), driver }).iter().map(|lint| lint.code.to_owned()).collect()
+        check(&Facts { records: &records, cuda: cuda.as_ref(), cuda_arch: arch.as_ref(), driver })
+            .iter()
+            .map(|lint| lint.code.to_owned())
+            .collect()
     };
     assert_eq!(judge("12.4", Some("12.4"), None, None), [""; 0]);
     assert_eq!(judge("11.8", Some("12.4"), None, None), [""; 0]);
@@ -432,9 +445,18 @@ fn faulty_records_are_stepped_around_and_named() {
     nested.package_record.depends = vec!["b[when=\"c[when='d']\"]".into()];
     let mut strange = cf("a 5.0", &[]);
     strange.package_record.constrains = vec!["x >=1.*.*,,<".into()];
-    let records = vec![cf("a 1.0", &[]), twin, cf("a 2.0", &["b >>=1 ]["]), cf("a 3.0", &["\u{0}\u{7f}"]), nested, strange, cf("a 6.0", &["=1.0"]), cf("a 7.0", &[""])];
+    let records = vec![
+        cf("a 1.0", &[]),
+        twin,
+        cf("a 2.0", &["b >>=1 ]["]),
+        cf("a 3.0", &["\u{0}\u{7f}"]),
+        nested,
+        strange,
+        cf("a 6.0", &["=1.0"]),
+        cf("a 7.0", &[""]),
+    ];
     let wanted = request(linux(&[]), &["a"]);
-    let solution = solve_synthetic(&wanted, &[records.clone()]).expect("a solution");
+    let solution = solve_synthetic(&wanted, std::slice::from_ref(&records)).expect("a solution");
     assert_eq!(names(&solution), ["a 1.0 0"]);
     assert_eq!(solution.warnings.len(), 7, "{:#?}", solution.warnings);
     assert!(solution.warnings.iter().all(|warning| warning.starts_with("`a-")), "{:#?}", solution.warnings);
@@ -446,7 +468,8 @@ fn faulty_records_are_stepped_around_and_named() {
 
 #[test]
 fn circles_long_chains_and_absurd_constraints_do_not_hurt() {
-    let mut records = vec![cf("a 1.0", &["b"]), cf("b 1.0", &["c"]), cf("c 1.0", &["a"]), cf("selfish 1.0", &["selfish"]), cf("never 1.0", &["a >2,<1"])];
+    let mut records =
+        vec![cf("a 1.0", &["b"]), cf("b 1.0", &["c"]), cf("c 1.0", &["a"]), cf("selfish 1.0", &["selfish"]), cf("never 1.0", &["a >2,<1"])];
     for step in 0..3000 {
         records.push(cf(&format!("n{step} 1.0"), &[&format!("n{}", step + 1)]));
     }
@@ -485,7 +508,10 @@ fn a_solve_can_be_stopped() {
 #[test]
 fn a_spec_must_name_one_package() {
     let mut wanted = request(linux(&[]), &[]);
-    wanted.specs = vec![rattler_conda_types::MatchSpec::from_str("py*", rattler_conda_types::ParseMatchSpecOptions::lenient().with_exact_names_only(false)).expect("a spec")];
+    wanted.specs = vec![
+        rattler_conda_types::MatchSpec::from_str("py*", rattler_conda_types::ParseMatchSpecOptions::lenient().with_exact_names_only(false))
+            .expect("a spec"),
+    ];
     assert_eq!(solve_synthetic(&wanted, &[world()]).expect_err("no name").kind(), Kind::Usage);
     wanted.specs.clear();
     assert!(solve_synthetic(&wanted, &[world()]).expect("nothing to do").records.is_empty());
@@ -501,7 +527,9 @@ fn records_are_ordered_by_need_then_name_whatever_the_input_order() {
         cf("b 1", &["python"]),
         cf("a 1", &["python", "python", "a"]),
     ];
-    let order = |records: &[RepoDataRecord]| -> Vec<String> { topological(records.to_vec()).iter().map(|record| record.package_record.name.as_normalized().to_owned()).collect() };
+    let order = |records: &[RepoDataRecord]| -> Vec<String> {
+        topological(records.to_vec()).iter().map(|record| record.package_record.name.as_normalized().to_owned()).collect()
+    };
     let expected = ["zlib", "python", "a", "b", "setuptools", "pip"];
     for _ in 0..records.len() {
         assert_eq!(order(&records), expected);
@@ -513,7 +541,13 @@ fn records_are_ordered_by_need_then_name_whatever_the_input_order() {
 
 #[test]
 fn why_shows_the_paths() {
-    let records = vec![cf("app 1.0", &["web >=2", "core"]), cf("web 2.1", &["core >=1,<2", "tls"]), cf("core 1.5", &["tls"]), cf("tls 3.0", &["web"]), cf("tool 0.1", &["core"])];
+    let records = vec![
+        cf("app 1.0", &["web >=2", "core"]),
+        cf("web 2.1", &["core >=1,<2", "tls"]),
+        cf("core 1.5", &["tls"]),
+        cf("tls 3.0", &["web"]),
+        cf("tool 0.1", &["core"]),
+    ];
     let requested = [spec("app"), spec("tool=0.1")];
     let shown = why(&records, &requested, "TLS").expect("a reason");
     insta::assert_snapshot!(shown.text(), @r"

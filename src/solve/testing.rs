@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use rattler_conda_types::package::{BuildString, DistArchiveIdentifier};
 use rattler_conda_types::{
-    Channel, ChannelConfig, GenericVirtualPackage, MatchSpec, NoArchType, PackageName, PackageRecord, ParseMatchSpecOptions, RepoDataRecord, Subdir,
+    Channel, ChannelConfig, GenericVirtualPackage, MatchSpec, NoArchType, PackageName, PackageRecord, ParseMatchSpecOptions,
+    RepoDataRecord, Subdir,
 };
 use rattler_repodata_gateway::sparse::{PackageFormatSelection, SparseRepoData};
 
@@ -60,7 +61,11 @@ pub fn record(channel: &str, name_version_build: &str, depends: &[&str], constra
     let parts: Vec<&str> = name_version_build.split(' ').collect();
     let (name, version, build) = (parts[0], parts[1], parts.get(2).copied().unwrap_or("0"));
     let number = build.rsplit('_').next().and_then(|tail| tail.parse().ok()).unwrap_or(0);
-    let mut package = PackageRecord::new(PackageName::new_unchecked(name), version.parse::<rattler_conda_types::VersionWithSource>().expect("a version"), BuildString::new_unchecked(build));
+    let mut package = PackageRecord::new(
+        PackageName::new_unchecked(name),
+        version.parse::<rattler_conda_types::VersionWithSource>().expect("a version"),
+        BuildString::new_unchecked(build),
+    );
     package.build_number = number;
     package.subdir = "linux-64".into();
     package.noarch = NoArchType::none();
@@ -84,13 +89,20 @@ pub fn dated(mut record: RepoDataRecord, date: &str) -> RepoDataRecord {
 
 /// Solves over synthetic records, one list a channel.
 pub fn solve_synthetic(request: &Request, channels: &[Vec<RepoDataRecord>]) -> Result<Solution> {
-    let views: Vec<ChannelRecords<'_>> = channels.iter().map(|records| ChannelRecords { records: records.iter().collect(), multi_channel: None }).collect();
+    let views: Vec<ChannelRecords<'_>> =
+        channels.iter().map(|records| ChannelRecords { records: records.iter().collect(), multi_channel: None }).collect();
     solve_records(request, &views)
 }
 
 /// `name version build` of every record, in order.
 pub fn names(solution: &Solution) -> Vec<String> {
-    solution.records.iter().map(|record| format!("{} {} {}", record.package_record.name.as_normalized(), record.package_record.version, record.package_record.build)).collect()
+    solution
+        .records
+        .iter()
+        .map(|record| {
+            format!("{} {} {}", record.package_record.name.as_normalized(), record.package_record.version, record.package_record.build)
+        })
+        .collect()
 }
 
 /// An error as a person would see it, roughly.
@@ -109,7 +121,8 @@ pub fn picture(error: &Error) -> String {
 
 /// The shared real data, or a note that the test is skipped.
 pub fn shared_data() -> Option<PathBuf> {
-    let path = std::env::var_os("TARE_SHARED_DATA").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/data"), PathBuf::from);
+    let path = std::env::var_os("TARE_SHARED_DATA")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/data"), PathBuf::from);
     if path.join("solves.json").is_file() {
         Some(path)
     } else {

@@ -140,7 +140,8 @@ pub fn why<T: AsRef<PackageRecord>>(records: &[T], requested: &[MatchSpec], name
         .collect();
 
     // Paths in order of length: each path waits with the least length it can still end with.
-    let mut waiting: BTreeSet<(usize, Vec<&str>)> = roots.keys().filter_map(|root| by_name.get_key_value(root.as_str())).map(|(&root, _)| (distance[root] + 1, vec![root])).collect();
+    let mut waiting: BTreeSet<(usize, Vec<&str>)> =
+        roots.keys().filter_map(|root| by_name.get_key_value(root.as_str())).map(|(&root, _)| (distance[root] + 1, vec![root])).collect();
     let mut paths: Vec<Vec<&str>> = Vec::new();
     let mut truncated = false;
     let mut work = 0;
@@ -197,7 +198,12 @@ pub fn why<T: AsRef<PackageRecord>>(records: &[T], requested: &[MatchSpec], name
         version: target.version.to_string(),
         build: target.build.to_string(),
         requested: requested.iter().any(|spec| spec.name.as_exact().is_some_and(|exact| exact.as_normalized() == wanted)),
-        needed_by: needed_by.get(wanted.as_str()).into_iter().flatten().map(|(name, spec)| ((*name).to_owned(), (*spec).to_owned())).collect(),
+        needed_by: needed_by
+            .get(wanted.as_str())
+            .into_iter()
+            .flatten()
+            .map(|(name, spec)| ((*name).to_owned(), (*spec).to_owned()))
+            .collect(),
         paths,
         truncated,
     })
