@@ -35,7 +35,7 @@ pub use fetch::{Archive, CacheCheck};
 pub use lock::{DEFAULT_LOCK_TIMEOUT, Holder, PrefixLock};
 pub(crate) use metadata::hex as hex_text;
 pub use metadata::{Stamp, channel_name, digest_of, environments_file, first_damage, history_name, register};
-pub use swap::{Recovered, needs_recovery, recover};
+pub use swap::{Placing, Recovered, needs_recovery, recover};
 pub use target::{ExistingEnvironment, TargetState, resolve_prefix, state_of_target};
 
 use crate::error::{Error, Kind, Result};
@@ -376,6 +376,10 @@ pub fn same_as(existing: &ExistingEnvironment, plan: &Plan) -> bool {
     difference(existing, plan).is_none()
 }
 
+/// Whether an environment may be made at `prefix`, and how it will take its place. Looked at without the prefix lock: [`create_with`] looks again.
+///
+/// # Errors
+/// Something else than nothing, an empty folder or (with `replace`) an environment that is not frozen is there.
 pub(crate) fn accept_target(prefix: &Path, replace: bool) -> Result<swap::Placing> {
     let shown = prefix.display();
     match state_of_target(prefix)? {

@@ -197,7 +197,7 @@ fn explain(made: Error, prefix: &Path, error: &std::io::Error) -> Error {
 
 /// How a finished stage takes its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Placing {
+pub enum Placing {
     /// Nothing or an empty folder is there.
     New,
     /// An environment is there and is replaced.

@@ -28,7 +28,15 @@ struct Recipe {
 }
 
 fn recipe(name: &'static str) -> Recipe {
-    Recipe { name, version: "1.0", noarch_python: false, depends: Vec::new(), files: Vec::new(), links: Vec::new(), entry_points: Vec::new() }
+    Recipe {
+        name,
+        version: "1.0",
+        noarch_python: false,
+        depends: Vec::new(),
+        files: Vec::new(),
+        links: Vec::new(),
+        entry_points: Vec::new(),
+    }
 }
 
 impl Recipe {
@@ -168,8 +176,11 @@ impl World {
     }
 
     fn envs(&self) -> Vec<String> {
-        let mut names: Vec<String> =
-            std::fs::read_dir(self.root().join("envs")).into_iter().flatten().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<String> = std::fs::read_dir(self.root().join("envs"))
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
@@ -210,11 +221,11 @@ fn read(path: impl AsRef<Path>) -> String {
 }
 
 fn two_packages(world: &World) -> Vec<RepoDataRecord> {
-    let tool = recipe("tool").program("bin/tool", &format!("#!{PLACEHOLDER}/bin/sh\necho tool\n")).file("share/tool/data", "data\n").link("bin/t", "tool");
-    let library = recipe("library").file("lib/library.txt", "library\n").file(
-        "etc/library.conf",
-        &format!("home={PLACEHOLDER}/lib\n"),
-    );
+    let tool = recipe("tool")
+        .program("bin/tool", &format!("#!{PLACEHOLDER}/bin/sh\necho tool\n"))
+        .file("share/tool/data", "data\n")
+        .link("bin/t", "tool");
+    let library = recipe("library").file("lib/library.txt", "library\n").file("etc/library.conf", &format!("home={PLACEHOLDER}/lib\n"));
     vec![world.build(&tool), world.build(&library)]
 }
 
@@ -240,7 +251,10 @@ async fn an_environment_is_made_whole_with_all_its_metadata() {
     }
     assert_eq!(record["channel"], "https://conda.anaconda.org/test");
     let history = read(prefix.join("conda-meta/history"));
-    assert!(history.contains("+test/linux-64::library-1.0-h0_0\n+test/linux-64::tool-1.0-h0_0\n# update specs: ['tool >=1']\n"), "{history}");
+    assert!(
+        history.contains("+test/linux-64::library-1.0-h0_0\n+test/linux-64::tool-1.0-h0_0\n# update specs: ['tool >=1']\n"),
+        "{history}"
+    );
     assert_eq!(world.envs(), ["e"]);
     assert_eq!(read(world.root().join("home/.conda/environments.txt")), format!("{}\n", prefix.display()));
     for entry in snapshot(prefix) {
@@ -266,7 +280,10 @@ async fn the_same_packages_give_the_same_bytes_whatever_the_link_mode_and_umask(
     let mut plan = world.plan("e", &two_packages(&world));
     world.create(&plan).await.unwrap();
     let first = snapshot(&plan.prefix);
-    assert!(first.contains(&("bin".into(), "dir 755".into())) && first.iter().any(|(name, what)| name == "bin/tool" && what.starts_with("file 755")));
+    assert!(
+        first.contains(&("bin".into(), "dir 755".into()))
+            && first.iter().any(|(name, what)| name == "bin/tool" && what.starts_with("file 755"))
+    );
     for mode in [LinkMode::Hardlink, LinkMode::Copy] {
         std::fs::remove_dir_all(&plan.prefix).unwrap();
         std::fs::remove_dir_all(world.root().join("cache")).unwrap();
@@ -461,7 +478,9 @@ async fn explicit_archives_get_complete_records() {
     let built = world.build(&with_depends);
     let archive = Archive { url: built.url.clone(), md5: None, sha256: None };
     let records =
-        records_for_archives(std::slice::from_ref(&archive), &world.cache(), LazyClient::default(), Arc::new(Silent), &Cancel::new()).await.unwrap();
+        records_for_archives(std::slice::from_ref(&archive), &world.cache(), LazyClient::default(), Arc::new(Silent), &Cancel::new())
+            .await
+            .unwrap();
     assert_eq!(records[0].package_record.depends, ["library >=1"]);
     assert_eq!(records[0].package_record.sha256, built.package_record.sha256);
     assert!(records[0].channel.as_deref().unwrap().ends_with("/channel"), "{:?}", records[0].channel);
@@ -469,7 +488,8 @@ async fn explicit_archives_get_complete_records() {
     let renamed = built.url.to_file_path().unwrap().with_file_name("other-1.0-h0_0.conda");
     std::fs::copy(built.url.to_file_path().unwrap(), &renamed).unwrap();
     let archive = Archive { url: Url::from_file_path(&renamed).unwrap(), md5: None, sha256: None };
-    let error = records_for_archives(&[archive], &world.cache(), LazyClient::default(), Arc::new(Silent), &Cancel::new()).await.unwrap_err();
+    let error =
+        records_for_archives(&[archive], &world.cache(), LazyClient::default(), Arc::new(Silent), &Cancel::new()).await.unwrap_err();
     assert_eq!(error.exit_code(), 5, "{error}");
 }
 
@@ -553,7 +573,8 @@ async fn noarch_files_are_compiled_once_and_for_good() {
     // The interpreter takes the byte code: it runs without the source.
     std::fs::remove_file(site.join("other.py")).unwrap();
     std::fs::rename(site.join(format!("__pycache__/other.cpython-{tag}.pyc")), site.join("other.pyc")).unwrap();
-    let output = std::process::Command::new(&interpreter).args(["-c", "import other; print(other.X)"]).env("PYTHONPATH", &site).output().unwrap();
+    let output =
+        std::process::Command::new(&interpreter).args(["-c", "import other; print(other.X)"]).env("PYTHONPATH", &site).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "lib", "{output:?}");
     // Left out on request, and where the interpreter does not run.
     plan = world.plan("without", &records);
@@ -575,9 +596,7 @@ async fn a_read_only_layer_serves_what_it_has() {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(&lower, std::fs::Permissions::from_mode(0o555)).unwrap();
     let upper = world.root().join("upper");
-    let layered = || {
-        PackageCache::new_layered([lower.clone(), upper.clone()], false, rattler_cache::validation::ValidationMode::Skip)
-    };
+    let layered = || PackageCache::new_layered([lower.clone(), upper.clone()], false, rattler_cache::validation::ValidationMode::Skip);
     create_with(&world.plan("e", &records), &layered(), LazyClient::default(), Arc::new(Silent)).await.unwrap();
     assert!(!upper.join("tool-1.0-h0_0").exists() && upper.join("library-1.0-h0_0").exists());
     // Damaged down there: fetched into the layer above.

@@ -52,7 +52,9 @@ impl Shell {
             Shell::PowerShell => {
                 let doubled: String = text
                     .chars()
-                    .flat_map(|c| std::iter::repeat_n(c, if matches!(c, '\'' | '\u{2018}' | '\u{2019}' | '\u{201a}' | '\u{201b}') { 2 } else { 1 }))
+                    .flat_map(|c| {
+                        std::iter::repeat_n(c, if matches!(c, '\'' | '\u{2018}' | '\u{2019}' | '\u{201a}' | '\u{201b}') { 2 } else { 1 })
+                    })
                     .collect();
                 format!("'{doubled}'")
             }
@@ -124,7 +126,10 @@ impl FromStr for Shell {
             "zsh" => Shell::Zsh,
             "fish" => Shell::Fish,
             "powershell" | "pwsh" => Shell::PowerShell,
-            _ => return Err(Error::usage(format!("`{text}` is no shell that scripts can be made for")).hint("one of posix, bash, zsh, fish, powershell")),
+            _ => {
+                return Err(Error::usage(format!("`{text}` is no shell that scripts can be made for"))
+                    .hint("one of posix, bash, zsh, fish, powershell"));
+            }
         })
     }
 }

@@ -20,7 +20,11 @@ fn environment(folder: &Path) -> Prefix {
     }
     for (folder, name, version) in [("numpy-1.26.4.dist-info", "numpy", "1.26.4"), ("My_Tool-2.0.dist-info", "My.Tool", "2.0")] {
         std::fs::create_dir_all(site.join(folder)).unwrap();
-        std::fs::write(site.join(folder).join("METADATA"), format!("Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nName: not this\n")).unwrap();
+        std::fs::write(
+            site.join(folder).join("METADATA"),
+            format!("Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nName: not this\n"),
+        )
+        .unwrap();
     }
     Prefix::open(path).unwrap()
 }
@@ -41,7 +45,9 @@ fn the_list_has_condas_shape() {
     ");
     let json = serde_json::to_string(&all[1]).unwrap();
     insta::assert_snapshot!(json, @r#"{"base_url":"https://conda.anaconda.org/conda-forge","build_number":0,"build_string":"h0_0","channel":"conda-forge","dist_name":"numpy-1.26.4-h0_0","name":"numpy","platform":"linux-64","version":"1.26.4"}"#);
-    let some = |pattern: &str, full_name| rows(&prefix, &ListOptions { pattern: Some(pattern.into()), full_name, no_pip: true, reverse: false }).map(|rows| rows.len());
+    let some = |pattern: &str, full_name| {
+        rows(&prefix, &ListOptions { pattern: Some(pattern.into()), full_name, no_pip: true, reverse: false }).map(|rows| rows.len())
+    };
     assert_eq!((some("^NUM", false).unwrap(), some("num", true).unwrap(), some("tool", false).unwrap()), (1, 0, 0));
     assert_eq!(some("(", false).unwrap_err().exit_code(), 2);
 }
@@ -54,7 +60,10 @@ fn explicit_lists_have_no_secrets_and_refuse_pip() {
     std::fs::remove_dir_all(prefix.path().join("lib/python3.11/site-packages/My_Tool-2.0.dist-info")).unwrap();
     let text = explicit_text(&prefix, Hashes::Sha256).unwrap();
     assert!(text.contains("\n# platform: linux-64\n") && text.contains("\n@EXPLICIT\n"), "{text}");
-    assert!(text.contains(&format!("\nhttps://conda.anaconda.org/conda-forge/linux-64/zlib-1.3-h0_0.conda#{}\n", "00".repeat(32))), "{text}");
+    assert!(
+        text.contains(&format!("\nhttps://conda.anaconda.org/conda-forge/linux-64/zlib-1.3-h0_0.conda#{}\n", "00".repeat(32))),
+        "{text}"
+    );
     assert!(!text.contains("secret") && !text.contains("/t/"), "{text}");
     assert!(explicit_text(&prefix, Hashes::Md5).unwrap_err().message().contains("MD5"));
     assert!(export_text(&prefix, &rows(&prefix, &ListOptions::default()).unwrap()).ends_with("\nnumpy=1.26.4=h0_0\nzlib=1.3=h0_0\n"));
