@@ -86,10 +86,7 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
         let input = Input::parse(file)?;
         fetched.push(match (input.read_local(&cwd)?, input) {
             (Some(text), _) => text,
-            (None, Input::Url(url)) => {
-                let text = session.fetch_text(&url).await?;
-                Fetched { name: text.name, bytes: text.bytes, base_dir: None }
-            }
+            (None, Input::Url(url)) => session.fetch_text(&url).await?,
             (None, _) => return Err(Error::failure(format!("cannot read `{file}`"))),
         });
     }
@@ -118,7 +115,7 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
         inputs.channels.iter().map(|text| ChannelEntry { text: text.clone(), place: None }).collect();
     let from_command_line = !entries.is_empty();
     entries.extend(spec.channels.iter().cloned());
-    let host = || host_channel(settings, progress);
+    let host = || channel::host_url(settings, progress);
     let expanded = channel::expand(
         &entries,
         settings,
@@ -153,17 +150,6 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
     }
     let digest = digest(&spec, &target, &channels, priority, exclude_newer, inputs, settings);
     Ok(Prepared { spec, target, channels, priority, exclude_newer, gpu: inputs.gpu, pinned, digest })
-}
-
-/// Makes the `host` channel, or finds it in the cache.
-fn host_channel(settings: &Settings, progress: &dyn Progress) -> Result<url::Url> {
-    let options = channel::host::HostOptions {
-        cache_dir: settings.cache_dir.value.clone(),
-        interpreter: std::env::var_os("TARE_HOST_PYTHON").map(PathBuf::from),
-        path_env: std::env::var_os("PATH"),
-        home: settings.home.clone(),
-    };
-    Ok(channel::host::materialize(&options, progress)?.url)
 }
 
 fn read_spec(fetched: &[Fetched], inputs: &Inputs, subdir: Subdir, root_dir: PathBuf) -> Result<EnvSpec> {
