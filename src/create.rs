@@ -95,8 +95,7 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
         }
     }
 
-    let resolved =
-        resolve::resolve(&prepared, Vec::new(), solve::Favor::Newest, inputs, settings, &session, progress.clone()).await?;
+    let resolved = resolve::resolve(&prepared, Vec::new(), solve::Favor::Newest, inputs, settings, &session, progress.clone()).await?;
     if let Some(solution) = &resolved.solution {
         resolve::tell(solution, &*progress);
     }
@@ -202,7 +201,11 @@ fn plan(planned: &Planned, options: &Options, settings: &Settings) -> Result<Pla
     plan.link_mode = match options.link_mode {
         Some(mode) => mode,
         None if settings.always_copy.value => LinkMode::Copy,
-        None => settings.link_mode.value.parse().map_err(|error: Error| error.because(format!("it was set by {}", settings.link_mode.source)))?,
+        None => settings
+            .link_mode
+            .value
+            .parse()
+            .map_err(|error: Error| error.because(format!("it was set by {}", settings.link_mode.source)))?,
     };
     plan.compile = settings.compile.value && !options.no_compile;
     plan.clobber = options.clobber;

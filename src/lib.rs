@@ -15,14 +15,10 @@ pub mod channel;
 pub mod cli;
 /// .condarc subset, tare's config.toml and environment variables: one `Settings`.
 pub mod config;
-/// One error type: kind (exit code), message, causes, hints, place.
-pub mod error;
-/// Inputs to a solution: the path that every planning command takes.
-pub mod resolve;
 /// The main job in one call: inputs to an environment.
 pub mod create;
-/// Searching the channels.
-pub mod search;
+/// One error type: kind (exit code), message, causes, hints, place.
+pub mod error;
 /// The GPU side: drivers, the caching allocator, traces.
 pub mod gpu;
 /// A solution to a prefix: fetch, stage, link, compile, rename.
@@ -33,6 +29,10 @@ pub mod platform;
 pub mod prefix;
 /// Progress and remarks from library code to whoever shows them.
 pub mod report;
+/// Inputs to a solution: the path that every planning command takes.
+pub mod resolve;
+/// Searching the channels.
+pub mod search;
 /// Request, target and records to a solution; explanations.
 pub mod solve;
 /// What the user asked for: environment.yml, match specs, requirements, explicit lists.

@@ -111,8 +111,7 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
 
     options.variables.clone_from(&spec.variables);
     let target = platform::target(&options)?;
-    let mut entries: Vec<ChannelEntry> =
-        inputs.channels.iter().map(|text| ChannelEntry { text: text.clone(), place: None }).collect();
+    let mut entries: Vec<ChannelEntry> = inputs.channels.iter().map(|text| ChannelEntry { text: text.clone(), place: None }).collect();
     let from_command_line = !entries.is_empty();
     entries.extend(spec.channels.iter().cloned());
     let host = || channel::host_url(settings, progress);
@@ -146,7 +145,10 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
     let mut pinned = Vec::new();
     for text in &settings.pinned_packages.value {
         let source = format!("pinned_packages of {}", settings.pinned_packages.source);
-        pinned.push(solve::PinnedSpec { spec: spec::parse_match_spec(text, None).map_err(|error| error.context(format!("bad pin in {source}")))?, source });
+        pinned.push(solve::PinnedSpec {
+            spec: spec::parse_match_spec(text, None).map_err(|error| error.context(format!("bad pin in {source}")))?,
+            source,
+        });
     }
     let digest = digest(&spec, &target, &channels, priority, exclude_newer, inputs, settings);
     Ok(Prepared { spec, target, channels, priority, exclude_newer, gpu: inputs.gpu, pinned, digest })
@@ -185,8 +187,7 @@ fn digest(
     inputs: &Inputs,
     settings: &Settings,
 ) -> String {
-    let virtual_packages: Vec<String> =
-        target.virtual_packages.iter().map(|package| package.package.to_string()).collect();
+    let virtual_packages: Vec<String> = target.virtual_packages.iter().map(|package| package.package.to_string()).collect();
     let explicit: Option<Vec<String>> = spec.explicit.as_ref().map(|explicit| {
         explicit.packages.iter().map(|package| format!("{}#{:?}", crate::spec::mask_secrets(package.url.as_str()), package.hash)).collect()
     });
@@ -268,7 +269,12 @@ pub async fn resolve(
     if !direct.is_empty() {
         pins = records_of(&direct, session, progress.clone()).await?;
         for record in &pins {
-            let exact = format!("{} =={} {}", record.package_record.name.as_normalized(), record.package_record.version, record.package_record.build);
+            let exact = format!(
+                "{} =={} {}",
+                record.package_record.name.as_normalized(),
+                record.package_record.version,
+                record.package_record.build
+            );
             specs.push(spec::parse_match_spec(&exact, None)?);
         }
     }
@@ -417,7 +423,6 @@ pub fn tell(solution: &Solution, progress: &dyn Progress) {
         progress.warn(&format!("{} [{}]", lint.message, lint.code), &lint.hints);
     }
 }
-
 
 /// Answers the questions of a failed solve from the channels. Called on the solver's thread.
 struct SessionLookup {

@@ -62,7 +62,11 @@ pub async fn search(text: &str, inputs: &Inputs, settings: &Settings, progress: 
     }
     found.sort_by(|a, b| {
         let (a, b) = (&a.package_record, &b.package_record);
-        a.name.as_normalized().cmp(b.name.as_normalized()).then_with(|| b.version.cmp(&a.version)).then_with(|| b.build_number.cmp(&a.build_number))
+        a.name
+            .as_normalized()
+            .cmp(b.name.as_normalized())
+            .then_with(|| b.version.cmp(&a.version))
+            .then_with(|| b.build_number.cmp(&a.build_number))
     });
     Ok(found)
 }
@@ -104,9 +108,15 @@ mod tests {
 
     #[test]
     fn globs() {
-        for (pattern, text, matches) in
-            [("*", "a", true), ("a*", "abc", true), ("*b?", "abc", true), ("a", "ab", false), ("*a*a*", "banana", true), ("", "", true), ("?", "", false)]
-        {
+        for (pattern, text, matches) in [
+            ("*", "a", true),
+            ("a*", "abc", true),
+            ("*b?", "abc", true),
+            ("a", "ab", false),
+            ("*a*a*", "banana", true),
+            ("", "", true),
+            ("?", "", false),
+        ] {
             assert_eq!(glob(pattern, text), matches, "{pattern} {text}");
         }
     }

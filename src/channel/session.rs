@@ -423,8 +423,7 @@ impl Session {
             if local {
                 return error(Kind::Failure).hint("make the index of the folder anew, for example with `conda index`");
             }
-            return error(Kind::Network)
-                .hint("open the address in a browser: a login page, a proxy or a broken mirror may be in the way");
+            return error(Kind::Network).hint("open the address in a browser: a login page, a proxy or a broken mirror may be in the way");
         }
         let status = status_of(error);
         let made = Error::network(format!("{which} does not answer")).because(format!("`{at}`")).because(text);

@@ -69,7 +69,11 @@ fn name_of(prefix: &std::path::Path, context: &Context<'_>) -> Option<String> {
 }
 
 fn quoted(text: &str) -> String {
-    if text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-+@%".contains(c)) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
+    if text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-+@%".contains(c)) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
 }
 
 fn summary(installed: &Installed) -> String {
@@ -82,10 +86,7 @@ fn summary(installed: &Installed) -> String {
     if installed.compiled > 0 {
         text.push_str(&format!(", {} compiled", count(installed.compiled, "Python file")));
     }
-    text.push_str(&format!(
-        ", in {:.1} s",
-        seconds.lock + seconds.fetch + seconds.link + seconds.compile + seconds.finish
-    ));
+    text.push_str(&format!(", in {:.1} s", seconds.lock + seconds.fetch + seconds.link + seconds.compile + seconds.finish));
     if let Some(why) = &installed.not_compiled {
         text.push_str(&format!("; Python files were not compiled: {why}"));
     }

@@ -45,7 +45,10 @@ pub fn info(args: &InfoArgs, context: &Context<'_>) -> Result<u8> {
 
     let mut text = format!("tare {}\n\n", env!("CARGO_PKG_VERSION"));
     let mut rows = vec![vec!["platform".to_owned(), format!("{} ({})", target.subdir, target.subdir_source)]];
-    rows.push(vec!["environments".into(), settings.envs_dirs.value.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")]);
+    rows.push(vec![
+        "environments".into(),
+        settings.envs_dirs.value.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "),
+    ]);
     rows.push(vec!["cache".into(), settings.cache_dir.value.display().to_string()]);
     rows.push(vec!["channels".into(), settings.channels.value.join(", ")]);
     let files: Vec<_> = settings.files.iter().map(|path| path.display().to_string()).collect();

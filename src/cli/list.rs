@@ -23,8 +23,7 @@ pub fn list(args: &ListArgs, context: &Context<'_>) -> Result<u8> {
         printer.data(&prefix::explicit_text(&prefix, hashes)?);
         return Ok(0);
     }
-    let options =
-        ListOptions { pattern: args.pattern.clone(), full_name: args.full_name, no_pip: args.no_pip, ..ListOptions::default() };
+    let options = ListOptions { pattern: args.pattern.clone(), full_name: args.full_name, no_pip: args.no_pip, ..ListOptions::default() };
     let rows = prefix::rows(&prefix, &options)?;
     printer.json_bare(&serde_json::json!(rows));
     printer.data(&if args.export { prefix::export_text(&prefix, &rows) } else { prefix::list_text(&prefix, &rows) });

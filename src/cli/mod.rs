@@ -90,7 +90,8 @@ fn start_logs(global: &args::Global) -> Result<()> {
     };
     let to_file = match &global.log_file {
         Some(path) => {
-            let file = std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(|error| Error::io("write", path, &error))?;
+            let file =
+                std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(|error| Error::io("write", path, &error))?;
             let layer = fmt::layer().with_ansi(false).with_writer(std::sync::Arc::new(file));
             Some(layer.with_filter(filter("debug,hyper=info,h2=info,rustls=info")?))
         }
@@ -122,9 +123,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
         command => {
             let context = Context::load(&global, printer)?;
             match command {
-                Command::Create(args) | Command::Env(args::EnvCommand::Create(args)) => {
-                    block_on(create::create(*args, &context))
-                }
+                Command::Create(args) | Command::Env(args::EnvCommand::Create(args)) => block_on(create::create(*args, &context)),
                 Command::Install(args) => block_on(install::install(*args, &context)),
                 Command::List(args) => list::list(&args, &context),
                 Command::Env(args::EnvCommand::List) => env::list(&context),

@@ -29,7 +29,8 @@ fn section(command: &clap::Command, path: &str, globals: &[String], top: bool, t
     }
     let usage = command.clone().render_usage().to_string();
     let usage = usage.trim_start_matches("Usage: ").trim();
-    let usage = if usage.starts_with("tare") { usage.to_owned() } else { format!("{path} {}", usage.split_once(' ').map_or("", |(_, rest)| rest)) };
+    let usage =
+        if usage.starts_with("tare") { usage.to_owned() } else { format!("{path} {}", usage.split_once(' ').map_or("", |(_, rest)| rest)) };
     let _ = write!(text, "\n```text\n{usage}\n```\n");
 
     let mut heading = None;

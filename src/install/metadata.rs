@@ -200,7 +200,9 @@ pub fn channel_name(record: &RepoDataRecord) -> String {
 
 /// Whether a package was made from an interpreter of this machine: it comes from the `host` channel in a cache.
 fn is_host(record: &RepoDataRecord) -> bool {
-    record.url.scheme() == "file" && record.package_record.build.as_ref().starts_with("host_") && record.url.path().contains("/host/channels/")
+    record.url.scheme() == "file"
+        && record.package_record.build.as_ref().starts_with("host_")
+        && record.url.path().contains("/host/channels/")
 }
 
 fn short_channel(channel: &str) -> String {

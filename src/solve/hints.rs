@@ -267,9 +267,14 @@ fn machine(facts: &Facts<'_, '_>, prover: &Prover<'_, '_>, leaf: &Leaf, finding:
 fn cuda(facts: &Facts<'_, '_>, prover: &Prover<'_, '_>, has: Option<&str>) -> Option<String> {
     let generous = facts.plan.with_virtual(virtual_package("__cuda", "99.9", "0")?);
     let found = prover.solves(&generous)?;
-    let toolkit = gpu::toolkit(&found.records)?;
-    let exact = facts.plan.with_virtual(virtual_package("__cuda", &toolkit, "0")?);
-    let version = if prover.solves(&exact).is_some() { toolkit } else { return None };
+    // The toolkit that comes along says which driver it wants; without one, the least version that some package names.
+    let mut named: BTreeSet<Version> = BTreeSet::new();
+    facts.each_spec_of("__cuda", |spec| operands(spec, &mut named));
+    let lack = |version: &Version| has.and_then(|has| has.parse().ok()).is_none_or(|has: Version| *version > has);
+    let named = named.into_iter().filter(lack).take(5).map(|version| version.to_string());
+    let version = gpu::toolkit(&found.records).into_iter().chain(named).find(|version| {
+        virtual_package("__cuda", version, "0").is_some_and(|package| prover.solves(&facts.plan.with_virtual(package)).is_some())
+    })?;
     Some(match (facts.problem.request.gpu, has) {
         (GpuIntent::None, _) => format!("it solves with a CUDA {version} driver: leave out `--gpu none`, or do not ask for a GPU build"),
         (_, None) => format!("only `__cuda` is missing: to solve for a machine with a CUDA driver add `--cuda {version}`"),

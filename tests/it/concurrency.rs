@@ -106,8 +106,7 @@ fn ctrl_c_leaves_nothing_behind() {
     let mut interrupted = 0;
     for round in 0..12 {
         let _ = std::fs::remove_dir_all(env.envs().join("x"));
-        let child =
-            env.command(&args).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let child = env.command(&args).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
         std::thread::sleep(whole.mul_f64(0.1 + 0.08 * f64::from(round)));
         let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);

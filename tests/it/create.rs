@@ -39,9 +39,22 @@ fn creates_lists_and_runs() {
     assert_eq!(std::fs::read_to_string(prefix.join("lib/lib.txt")).unwrap(), "two");
     env.tare(&["run", "-n", "demo", "app"]).ok().stdout_has("prefix [ENVS]/demo\n").stdout_has("variable hello\n");
     env.tare(&["run", "-n", "demo", "app-link", "7"]).expect_code(7);
-    env.tare(&["run", "-n", "demo", "sh", "-c", "kill -TERM $$"]).expect_code(128 + 15);
+    // The command takes the place of tare: what ends it is what the caller sees, and a shell shows 128 + signal number.
+    for (signal, number) in [("TERM", 15), ("KILL", 9)] {
+        let script = format!("{} run -n demo sh -c 'kill -{signal} $$'; echo $?", env!("CARGO_BIN_EXE_tare"));
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &script]);
+        for (name, value) in env.command(&[]).get_envs() {
+            if let Some(value) = value {
+                shell.env(name, value);
+            }
+        }
+        let out = shell.current_dir(env.work()).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), (128 + number).to_string());
+    }
     env.tare(&["run", "-n", "demo", "no-such-command"]).expect_code(127).stderr_has("no-such-command");
-    env.tare(&["run", "-n", "demo", "/etc/hostname"]).expect_code(126);
+    env.write("plain", "not a program");
+    env.tare(&["run", "-n", "demo", "./plain"]).expect_code(126);
     env.tare(&["run", "-n", "nowhere", "true"]).expect_code(125).stderr_has("nowhere");
 
     let list = env.tare(&["list", "-n", "demo", "--json"]).ok().json();
@@ -119,7 +132,9 @@ fn dry_run_has_the_shape_of_conda() {
         let names: Vec<_> = packages.iter().map(|package| package["name"].as_str().unwrap()).collect();
         assert_eq!(names, ["lib", "app"], "dependencies first");
         for package in packages {
-            for key in ["name", "version", "build_string", "build_number", "channel", "url", "fn", "dist_name", "md5", "sha256", "size", "subdir"] {
+            for key in
+                ["name", "version", "build_string", "build_number", "channel", "url", "fn", "dist_name", "md5", "sha256", "size", "subdir"]
+            {
                 assert!(!package[key].is_null(), "{key} is missing in {package:#}");
             }
         }
@@ -199,7 +214,11 @@ fn explicit_lists_install_with_whole_metadata() {
     env.write("bad.txt", bad);
     let refused = env.tare(&["create", "-n", "c", "-f", "bad.txt"]);
     assert_ne!(refused.code, 0);
-    assert!(refused.stderr.contains("sha256") || refused.stderr.contains("SHA256") || refused.stderr.contains("hash"), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("sha256") || refused.stderr.contains("SHA256") || refused.stderr.contains("hash"),
+        "{}",
+        refused.stderr
+    );
     assert!(!env.envs().join("c").exists());
 }
 

@@ -122,7 +122,8 @@ fn specs_and_options() {
     for spec in ["lib >=1 <", "lib[", "lib[version='>=1]", "lib==", "[build=x]", "lib>=1>=", "lib 1 2 3 4", "lib[sha256=xyz]"] {
         cases.args(&["create", "-n", "x", "--override-channels", "-c", &url, spec], 2, &[]);
     }
-    let with = |more: &'static [&'static str]| -> Vec<&str> { [&["create", "-n", "x", "--override-channels", "-c", &url, "lib"], more].concat() };
+    let with =
+        |more: &'static [&'static str]| -> Vec<&str> { [&["create", "-n", "x", "--override-channels", "-c", &url, "lib"], more].concat() };
     for (more, says) in [
         (&["--cuda", "abc"][..], "abc"),
         (&["--virtual-package", "cuda=1"], "__"),
@@ -224,7 +225,7 @@ fn condarc_and_config() {
         (".condarc", b"channel_alias: 'not a url'\n", "channel_alias"),
         (".condarc", b"channels: [\xff]\n", ".condarc"),
         (".config/tare/config.toml", b"channels = [\n", "config.toml:"),
-        (".config/tare/config.toml", b"channels = 3\n", "config.toml:1"),
+        (".config/tare/config.toml", b"channels = {a = 1}\n", "config.toml:1"),
         (".config/tare/config.toml", b"link_mode = 'teleport'\n", "config.toml:1"),
     ];
     for (name, contents, says) in table {

@@ -157,7 +157,8 @@ impl Channel {
     fn write_repodata(&mut self) {
         for (subdir, packages) in &self.packages {
             let (conda, tar_bz2): (BTreeMap<_, _>, BTreeMap<_, _>) = packages.iter().partition(|(name, _)| name.ends_with(".conda"));
-            let repodata = json!({ "info": { "subdir": subdir }, "packages": tar_bz2, "packages.conda": conda, "removed": [], "repodata_version": 1 });
+            let repodata =
+                json!({ "info": { "subdir": subdir }, "packages": tar_bz2, "packages.conda": conda, "removed": [], "repodata_version": 1 });
             let folder = self.root.join(subdir);
             std::fs::create_dir_all(&folder).expect("a folder");
             std::fs::write(folder.join("repodata.json"), repodata.to_string()).expect("repodata");

@@ -160,8 +160,8 @@ impl Ran {
 
 /// The folder of real data, or `None` after saying so.
 pub fn shared_data() -> Option<PathBuf> {
-    let path = std::env::var_os("TARE_SHARED_DATA")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data"), PathBuf::from);
+    let path =
+        std::env::var_os("TARE_SHARED_DATA").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data"), PathBuf::from);
     if path.is_dir() {
         Some(path)
     } else {
