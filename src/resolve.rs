@@ -114,7 +114,8 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
     let mut entries: Vec<ChannelEntry> = inputs.channels.iter().map(|text| ChannelEntry { text: text.clone(), place: None }).collect();
     let from_command_line = !entries.is_empty();
     entries.extend(spec.channels.iter().cloned());
-    let host = || channel::host_url(settings, progress);
+    let wanted_python = python_versions(&spec);
+    let host = || channel::host_url(settings, wanted_python.clone(), progress);
     let expanded = channel::expand(
         &entries,
         settings,
@@ -152,6 +153,22 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
     }
     let digest = digest(&spec, &target, &channels, priority, exclude_newer, inputs, settings);
     Ok(Prepared { spec, target, channels, priority, exclude_newer, gpu: inputs.gpu, pinned, digest })
+}
+
+/// The versions of Python that the request names, for the `host` channel; empty for any.
+fn python_versions(spec: &EnvSpec) -> Vec<String> {
+    let mut wanted = Vec::new();
+    for dependency in &spec.dependencies {
+        if let Dependency::Match { spec, .. } = dependency
+            && spec.name.as_exact().is_some_and(|name| name.as_normalized() == "python")
+        {
+            match &spec.version {
+                Some(version) => wanted.push(version.to_string()),
+                None => return Vec::new(),
+            }
+        }
+    }
+    wanted
 }
 
 fn read_spec(fetched: &[Fetched], inputs: &Inputs, subdir: Subdir, root_dir: PathBuf) -> Result<EnvSpec> {
