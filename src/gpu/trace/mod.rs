@@ -1,0 +1,17 @@
+//! Recorded allocator snapshots: reading them, replaying them through the caching allocator, and asking what another
+//! configuration would have done.
+//!
+//! ```text
+//! file ─ read ─> Snapshot ─ start ─> StartState ─ replay ─> ReplayReport
+//!                                              └─ whatif ─> WhatIfReport
+//! ```
+
+/// What a snapshot holds: segments, blocks, trace entries, interned names.
+pub mod model;
+/// Files to [`model::Snapshot`]: pickle (a closed set of opcodes) and JSON.
+pub mod read;
+
+pub use model::{
+    Action, Annotation, Block, BlockState, Frame, FrameId, Generation, Names, Segment, Settings, Snapshot, StackId, StrId, TraceEntry,
+};
+pub use read::{Limits, open, read, read_bytes};
