@@ -11,6 +11,9 @@ pub mod model;
 /// Files to [`model::Snapshot`]: pickle (a closed set of opcodes) and JSON.
 pub mod read;
 
+/// The state at the beginning of a recording, rebuilt from its end.
+pub mod start;
+
 pub use model::{
     Action, Annotation, Block, BlockState, Frame, FrameId, Generation, Names, Segment, Settings, Snapshot, StackId, StrId, TraceEntry,
 };

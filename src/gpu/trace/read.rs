@@ -963,12 +963,9 @@ impl Builder {
             return Err(Error::failure("the file has neither `segments` nor `device_traces`, so it is no allocator snapshot")
                 .hint("a snapshot is written by torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")"));
         }
-        if self.history_seen {
-            generation = Generation::V0;
-        } else if generation == Generation::V1
-            && snapshot.segments.iter().any(|segment| !segment.blocks.is_empty())
-            && self.addressed.iter().all(|on| !on)
-        {
+        let blocks = snapshot.segments.iter().any(|segment| !segment.blocks.is_empty());
+        let bare = generation == Generation::V1 && blocks && !self.addressed.contains(&true);
+        if self.history_seen || bare {
             generation = Generation::V0;
         }
         snapshot.generation = generation;

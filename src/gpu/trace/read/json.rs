@@ -137,7 +137,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
                 batch.clear();
             }
         }
-        if batch.len() % 2 != 0 {
+        if !batch.len().is_multiple_of(2) {
             return Err(A::Error::custom("a dict has a key without value"));
         }
         self.with(|builder| builder.set_items(dict, &batch))?;

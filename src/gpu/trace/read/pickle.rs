@@ -215,7 +215,7 @@ impl<R: Read> Machine<R> {
             }
             b'u' => {
                 let mark = self.mark()?;
-                if (self.stack.len() - mark) % 2 != 0 {
+                if !(self.stack.len() - mark).is_multiple_of(2) {
                     return Err(Error::failure("a dict has a key without value"));
                 }
                 let dict = self.below(mark)?;
@@ -259,7 +259,8 @@ impl<R: Read> Machine<R> {
             0x80 => {
                 let version = self.fixed::<1>()?[0];
                 if !(2..=5).contains(&version) {
-                    return Err(Error::failure(format!("pickle protocol {version} is not supported (2 to 5 are)")));
+                    return Err(Error::failure(format!("pickle protocol {version} is not supported (2 to 5 are)"))
+                        .hint("write it again with protocol 4: pickle.dump(pickle.load(open(FILE, 'rb')), open(NEW, 'wb'), protocol=4)"));
                 }
             }
             // Frames only help readers to prefetch; the length is a hint about the following opcodes.
