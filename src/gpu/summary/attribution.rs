@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use crate::gpu::trace::model::{BlockState, Names, PoolId, Segment, Settings, SizeClass, StackId};
+use super::frames::Holders;
+use crate::gpu::trace::model::{BlockState, PoolId, Segment, Settings, SizeClass, StackId};
 
 /// Largest remainder that the large pool leaves inside a block (PyTorch's `kSmallSize`), in bytes.
 pub const UNSPLIT_LIMIT: u64 = 1 << 20;
@@ -213,7 +214,7 @@ pub struct SegmentReport {
 pub const PIN_LIMIT: usize = 8;
 
 /// Attributes one segment.
-pub fn segment(segment: &Segment, rounding: &Rounding, names: &Names) -> SegmentReport {
+pub fn segment(segment: &Segment, rounding: &Rounding, frames: &mut Holders<'_>) -> SegmentReport {
     let mut split = Split::default();
     let private = segment.pool_id != (0, 0);
     let mut live: Vec<&crate::gpu::trace::model::Block> = Vec::new();
@@ -287,7 +288,7 @@ pub fn segment(segment: &Segment, rounding: &Rounding, names: &Names) -> Segment
             size: block.size,
             requested: block.requested_size,
             state: block.state,
-            allocated_at: names.user_frame(block.stack).map(|frame| names.describe(frame)),
+            allocated_at: frames.text(block.stack),
             stack: block.stack,
         })
         .collect();
@@ -340,7 +341,7 @@ pub struct Holder {
 }
 
 /// Gathers the live blocks of `segments` by frame, the largest holder first.
-pub fn holders<'s>(segments: impl Iterator<Item = &'s Segment>, names: &Names) -> Vec<Holder> {
+pub fn holders<'s>(segments: impl Iterator<Item = &'s Segment>, frames: &mut Holders<'_>) -> Vec<Holder> {
     let mut gathered: BTreeMap<Option<u32>, Holder> = BTreeMap::new();
     for segment in segments {
         let mut here: Vec<Option<u32>> = Vec::new();
@@ -350,9 +351,9 @@ pub fn holders<'s>(segments: impl Iterator<Item = &'s Segment>, names: &Names) -
                 free += block.size;
                 continue;
             }
-            let key = names.user_frame(block.stack).map(|frame| frame.0);
+            let key = frames.of(block.stack).map(|frame| frame.0);
             let holder = gathered.entry(key).or_insert_with(|| Holder {
-                frame: names.user_frame(block.stack).map(|frame| names.describe(frame)),
+                frame: frames.text(block.stack),
                 bytes: 0,
                 blocks: 0,
                 segments_pinned_alone: 0,

@@ -113,10 +113,16 @@ fn cut(ranges: &mut BTreeMap<u64, Range_>, from: u64, to: u64) -> Vec<(u64, Rang
 
 /// Rebuilds the lifetimes of `device`.
 pub fn rebuild(snapshot: &Snapshot, device: u32, rounding: &Rounding) -> History {
+    rebuild_with(snapshot, device, rounding, true)
+}
+
+/// As [`rebuild`]; with `trust_final` off, blocks that an event allocated keep the size that follows from the rules, so that tests
+/// can compare the two.
+pub(super) fn rebuild_with(snapshot: &Snapshot, device: u32, rounding: &Rounding, trust_final: bool) -> History {
     let trace = snapshot.trace(device);
     let mut history = History { events: trace.len() as u32, ..History::default() };
     segments(snapshot, device, &mut history);
-    blocks(snapshot, device, rounding, &mut history);
+    blocks(snapshot, device, rounding, trust_final, &mut history);
     history
 }
 
@@ -216,7 +222,7 @@ fn segments(snapshot: &Snapshot, device: u32, history: &mut History) {
     history.segments = lives;
 }
 
-fn blocks(snapshot: &Snapshot, device: u32, rounding: &Rounding, history: &mut History) {
+fn blocks(snapshot: &Snapshot, device: u32, rounding: &Rounding, trust_final: bool, history: &mut History) {
     let trace = snapshot.trace(device);
     let mut lives: Vec<BlockLife> = Vec::new();
     let mut open: HashMap<u64, usize> = HashMap::new();
@@ -279,8 +285,10 @@ fn blocks(snapshot: &Snapshot, device: u32, rounding: &Rounding, history: &mut H
             match open.remove(&block.address) {
                 Some(at) => {
                     let life = &mut lives[at];
-                    life.size = block.size;
-                    life.exact = true;
+                    if trust_final || life.from == 0 {
+                        life.size = block.size;
+                        life.exact = true;
+                    }
                     if life.stack.is_empty() {
                         life.stack = block.stack;
                     }

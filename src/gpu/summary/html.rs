@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::attribution::{Fate, Rounding};
 use super::history::{self, History, NEVER};
-use super::{DeviceSummary, Summary, human};
+use super::{DeviceSummary, Summary, frames, human};
 use crate::gpu::trace::model::{Action, FrameId, Names, Origin, SizeClass, Snapshot, StackId};
 
 const TEMPLATE: &str = include_str!("page.html");
@@ -157,8 +157,8 @@ impl<'n> Trie<'n> {
             return row + 1;
         }
         let mut node = 0;
-        let frames: Vec<FrameId> = self.names.stack(id).to_vec();
-        for frame in frames.iter().rev() {
+        let names = self.names;
+        for frame in names.stack(id).iter().rev() {
             let frame = self.frame(*frame);
             let next = self.nodes.len() as u32;
             node = *self.children.entry((node, frame)).or_insert_with(|| {
@@ -166,35 +166,12 @@ impl<'n> Trie<'n> {
                 next
             });
         }
-        let user = self.names.user_frame(id).map_or(0, |frame| self.frame(frame) + 1);
-        let operation = self.operation(&frames).map_or(0, |frame| self.frame(frame) + 1);
+        let user = frames::holder(self.names, id).map_or(0, |frame| self.frame(frame) + 1);
+        let operation = frames::operation(self.names, id).map_or(0, |frame| self.frame(frame) + 1);
         let row = self.rows.len() as u32;
         self.rows.push((node, user, operation));
         self.stacks.insert(id, row);
         row + 1
-    }
-
-    /// The innermost frame that is not part of the allocator, of the capture of frames or of the making of an empty tensor.
-    fn operation(&self, frames: &[FrameId]) -> Option<FrameId> {
-        const INNER: [&str; 12] = [
-            "torch::unwind",
-            "CapturedTraceback",
-            "gather_with_cpp",
-            "CUDACachingAllocator",
-            "empty_",
-            "_empty_",
-            "create_out",
-            "set_output",
-            "wrap_kernel_functor",
-            "wrapper_CUDA",
-            "TensorIteratorBase",
-            "local_raw_delete",
-        ];
-        let outer = |id: &&FrameId| {
-            let name = self.names.text(self.names.frame(**id).name);
-            !INNER.iter().any(|part| name.contains(part))
-        };
-        frames.iter().find(outer).or(frames.first()).copied()
     }
 
     fn encode(&self) -> String {

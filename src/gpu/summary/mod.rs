@@ -9,6 +9,8 @@
 
 /// Every reserved byte gets one cause.
 pub mod attribution;
+/// Which frame names a holder.
+pub mod frames;
 /// Lifetimes of blocks and segments.
 pub mod history;
 /// The page.
@@ -20,6 +22,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use self::attribution::{Fate, Holder, Rounding, SegmentReport, Split};
+use self::frames::Holders;
 use self::history::{History, NEVER};
 use crate::gpu::trace::model::{Action, BlockState, Generation, PoolId, Snapshot, Stage};
 
@@ -264,9 +267,9 @@ pub fn summarise(snapshot: &Snapshot, options: &Options) -> Summary {
 }
 
 fn summarise_device(snapshot: &Snapshot, device: u32, rounding: &Rounding, options: &Options) -> DeviceSummary {
-    let names = &snapshot.names;
+    let mut frames = Holders::new(&snapshot.names);
     let mut reports: Vec<(u64, SegmentReport)> =
-        snapshot.segments_of(device).map(|segment| (segment.address, attribution::segment(segment, rounding, names))).collect();
+        snapshot.segments_of(device).map(|segment| (segment.address, attribution::segment(segment, rounding, &mut frames))).collect();
     reports.sort_by_key(|(address, _)| *address);
     let segments: Vec<SegmentReport> = reports.into_iter().map(|(_, report)| report).collect();
     let mut split = Split::default();
@@ -315,7 +318,7 @@ fn summarise_device(snapshot: &Snapshot, device: u32, rounding: &Rounding, optio
     let reserved = snapshot.segments_of(device).map(|segment| segment.total_size).sum::<u64>();
     let mut notes = Vec::new();
     let trace = snapshot.trace(device);
-    let timeline = (!trace.is_empty()).then(|| timeline(snapshot, device, rounding, options, &mut notes));
+    let timeline = (!trace.is_empty()).then(|| timeline(snapshot, device, rounding, options, &mut frames, &mut notes));
     if trace.is_empty() {
         notes.push("no events were recorded: nothing is known about the time before the snapshot (`torch.cuda.memory._record_memory_history()` records them)".into());
     }
@@ -340,7 +343,7 @@ fn summarise_device(snapshot: &Snapshot, device: u32, rounding: &Rounding, optio
         empty_cache,
         expandable_tails,
         streams: streams.into_values().collect(),
-        holders: attribution::holders(snapshot.segments_of(device), names),
+        holders: attribution::holders(snapshot.segments_of(device), &mut frames),
         segments,
         timeline,
         outside,
@@ -369,7 +372,14 @@ fn outside(device: u32, reserved: u64, timeline: Option<&Timeline>, options: &Op
     outside
 }
 
-fn timeline(snapshot: &Snapshot, device: u32, rounding: &Rounding, options: &Options, notes: &mut Vec<String>) -> Timeline {
+fn timeline(
+    snapshot: &Snapshot,
+    device: u32,
+    rounding: &Rounding,
+    options: &Options,
+    frames: &mut Holders<'_>,
+    notes: &mut Vec<String>,
+) -> Timeline {
     let trace = snapshot.trace(device);
     let history = history::rebuild(snapshot, device, rounding);
     let totals = history.totals();
@@ -409,7 +419,7 @@ fn timeline(snapshot: &Snapshot, device: u32, rounding: &Rounding, options: &Opt
             wanted: entry.size,
             device_free: entry.addr,
             reserved: totals.reserved.get(at).copied().unwrap_or(0),
-            at: snapshot.names.user_frame(entry.stack).map(|frame| snapshot.names.describe(frame)),
+            at: frames.text(entry.stack),
         })
         .collect();
     if history.contradictions > 0 {
@@ -427,7 +437,7 @@ fn timeline(snapshot: &Snapshot, device: u32, rounding: &Rounding, options: &Opt
         peak_allocated: peak(&totals.allocated),
         peak_active,
         peak_reserved: peak(&totals.reserved),
-        holders_at_peak: holders_at(snapshot, &history, peak_active.event.map_or(0, |event| event + 1), options.top),
+        holders_at_peak: holders_at(snapshot, frames, &history, peak_active.event.map_or(0, |event| event + 1), options.top),
         points,
         ooms,
         annotations: marks(snapshot, device),
@@ -436,18 +446,18 @@ fn timeline(snapshot: &Snapshot, device: u32, rounding: &Rounding, options: &Opt
     }
 }
 
-fn holders_at(snapshot: &Snapshot, history: &History, moment: u32, top: usize) -> Vec<PeakHolder> {
+fn holders_at(snapshot: &Snapshot, frames: &mut Holders<'_>, history: &History, moment: u32, top: usize) -> Vec<PeakHolder> {
     let names = &snapshot.names;
     let mut gathered: BTreeMap<Option<u32>, (u64, usize)> = BTreeMap::new();
     for life in history.alive(moment) {
-        let slot = gathered.entry(names.user_frame(life.stack).map(|frame| frame.0)).or_default();
+        let slot = gathered.entry(frames.of(life.stack).map(|frame| frame.0)).or_default();
         slot.0 += life.size;
         slot.1 += 1;
     }
     let mut list: Vec<PeakHolder> = gathered
         .into_iter()
         .map(|(frame, (bytes, blocks))| PeakHolder {
-            frame: frame.map(|id| names.describe(crate::gpu::trace::model::FrameId(id))),
+            frame: frame.map(|id| frames::describe(names, crate::gpu::trace::model::FrameId(id))),
             bytes,
             blocks,
         })
@@ -583,11 +593,11 @@ fn device_text(out: &mut String, device: &DeviceSummary, top: usize) {
         }
     }
     if !device.holders.is_empty() {
-        let _ = writeln!(out, "\nholders{}strands", " ".repeat(61));
+        out.push_str("\nholders; what each strands: free memory in segments that nobody else uses\n");
         for holder in device.holders.iter().take(top) {
             let frame = holder.frame.as_deref().unwrap_or("unknown (no frames recorded)");
             let stranded = if holder.stranded_alone > 0 { human(holder.stranded_alone) } else { "-".into() };
-            let _ = writeln!(out, "  {:>12} in {:>5} blocks  {:<36} {:>12}", human(holder.bytes), holder.blocks, shorten(frame, 36), stranded);
+            let _ = writeln!(out, "  {:>12} in {:>5} blocks  {stranded:>12}  {}", human(holder.bytes), holder.blocks, shorten(frame, 80));
         }
         if device.holders.len() > top {
             let rest: u64 = device.holders[top..].iter().map(|holder| holder.bytes).sum();
