@@ -13,6 +13,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::networks;
 use crate::error::{Error, Place, Result};
+use crate::gpu::alloc::{AllocConfig, Policy, TorchVersion};
 
 /// The most allocations one run of a scenario may make; more is refused when the file is read.
 pub const MAX_ALLOCATIONS: u64 = 20_000_000;
@@ -588,7 +589,7 @@ impl Reader {
         let mut variations = Vec::new();
         if let Some(value) = top.get("variation") {
             for value in self.array(value, "variation")? {
-                variations.push(self.variation(&self.table(value, "[[variation]]")?, &phases)?);
+                variations.push(self.variation(&self.table(value, "[[variation]]")?, &allocator.torch, &phases)?);
             }
         }
         let total = phases.iter().map(|phase| work(&phase.steps).saturating_mul(u64::from(phase.repeat))).fold(0u64, u64::saturating_add);
@@ -629,19 +630,33 @@ impl Reader {
             None => "2.10".to_owned(),
             Some(value) => {
                 let text = self.text(value, "torch")?;
-                let parts: Vec<&str> = text.split('.').collect();
-                if !(2..=3).contains(&parts.len()) || parts.iter().any(|part| part.parse::<u16>().is_err()) {
-                    return Err(self.error(value.span(), format!("`torch` is no version: `{text}`")).hint("write it as \"2.10\""));
+                if let Err(error) = text.parse::<TorchVersion>() {
+                    return Err(error.at(self.place(value.span(), "")));
                 }
                 text
             }
         };
         let conf = table.text("conf")?.unwrap_or_default();
         if let Some(value) = table.get("conf") {
-            super::check_conf(&conf).map_err(|error| error.at(self.place(value.span(), "")))?;
+            self.conf(&conf, value, &torch)?;
         }
         let memory_fraction = table.get("memory_fraction").map(|value| self.float(value, "memory_fraction")).transpose()?;
         Ok(AllocatorSpec { torch, conf, memory_fraction })
+    }
+
+    /// Checks a configuration line under the rules of a torch version.
+    fn conf(&self, conf: &str, value: Value_<'_, '_>, torch: &str) -> Result<()> {
+        let policy = Policy::pytorch(torch.parse::<TorchVersion>()?);
+        AllocConfig::parse(conf, &policy).map(|_| ()).map_err(|error| {
+            let span = value.span();
+            // A plain string stands in the file as it is: then the very part can be shown.
+            let span = match self.text.get(span.start + 1..span.end.saturating_sub(1)) {
+                Some(raw) if raw == conf => span.start + 1 + error.offset..span.start + 1 + error.offset + error.len,
+                _ => span,
+            };
+            let made = self.error(span, error.message);
+            if error.hint.is_empty() { made } else { made.hint(error.hint) }
+        })
     }
 
     fn phase(&self, table: &Table<'_, '_>, scope: &mut Scope) -> Result<Phase> {
@@ -669,12 +684,12 @@ impl Reader {
         Ok(Phase { name, repeat, expect, on_oom, steps })
     }
 
-    fn variation(&self, table: &Table<'_, '_>, phases: &[Phase]) -> Result<Variation> {
+    fn variation(&self, table: &Table<'_, '_>, torch: &str, phases: &[Phase]) -> Result<Variation> {
         table.only(&["name", "conf", "empty_cache", "order"])?;
         let name = self.text(table.need("name")?, "name")?;
         let conf = table.text("conf")?;
         if let (Some(conf), Some(value)) = (&conf, table.get("conf")) {
-            super::check_conf(conf).map_err(|error| error.at(self.place(value.span(), "")))?;
+            self.conf(conf, value, torch)?;
         }
         let order = match table.get("order") {
             None => None,
