@@ -285,6 +285,25 @@ struct Loop {
     dying: Vec<(u64, usize, u64)>,
 }
 
+/// Where a tensor comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Tag {
+    phase: String,
+    /// The step, as its reader knows it: the group, or network and pass.
+    step: String,
+    /// The tensor.
+    label: String,
+    /// Line of the step.
+    line: usize,
+}
+
+/// A [`Tag`] in the making.
+struct Origin<'t> {
+    step: &'t str,
+    label: &'t str,
+    line: usize,
+}
+
 /// Why a step did not finish.
 enum Stop {
     Oom(Box<Oom>),
@@ -316,8 +335,10 @@ struct Machine<'s> {
     next_member: u64,
     loops: Vec<Loop>,
     phase_end: Vec<(usize, u64)>,
-    /// Label and line of each tag.
-    tags: IndexMap<(String, usize), ()>,
+    /// What each tag stands for.
+    tags: IndexMap<Tag, ()>,
+    /// Name of the running phase.
+    phase: String,
     reports: Vec<PhaseReport>,
     peak_reserved: u64,
     peak_allocated: u64,
@@ -360,6 +381,7 @@ impl<'s> Machine<'s> {
             loops: Vec::new(),
             phase_end: Vec::new(),
             tags: IndexMap::new(),
+            phase: String::new(),
             reports: Vec::new(),
             peak_reserved: 0,
             peak_allocated: 0,
@@ -376,6 +398,7 @@ impl<'s> Machine<'s> {
                 continue;
             }
             self.allocator.reset_peak();
+            self.phase.clone_from(&phase.name);
             let ended = self.phase(phase);
             let outcome = match ended {
                 Ok(()) => Outcome::Completed,
@@ -453,7 +476,7 @@ impl<'s> Machine<'s> {
             Action::Alloc { name, size, count, stream, lifetime } => {
                 for _ in 0..*count {
                     let bytes = self.size(size);
-                    self.keep(name, name.clone(), bytes, *stream, step.line, *lifetime)?;
+                    self.keep(name, &Origin { step: name, label: name, line: step.line }, bytes, *stream, *lifetime)?;
                 }
             }
             Action::Free { pattern, order, keep } => {
@@ -486,7 +509,8 @@ impl<'s> Machine<'s> {
             }
             Action::Network { spec, batch, name, stream } => {
                 let batch = self.dim(batch);
-                self.network(&networks::expand(spec, batch), name, *stream, step.line)?;
+                let run = format!("{name} {}", spec.run);
+                self.network(&networks::expand(spec, batch), name, &run, *stream, step.line)?;
             }
             Action::EmptyCache => {
                 self.allocator.empty_cache().map_err(Error::from)?;
@@ -555,21 +579,22 @@ impl<'s> Machine<'s> {
         }
     }
 
-    fn tag(&mut self, label: String, line: usize) -> u64 {
-        self.tags.insert_full((label, line), ()).0 as u64
+    fn tag(&mut self, origin: &Origin<'_>) -> u64 {
+        let tag = Tag { phase: self.phase.clone(), step: origin.step.to_owned(), label: origin.label.to_owned(), line: origin.line };
+        self.tags.insert_full(tag, ()).0 as u64
     }
 
-    fn malloc(&mut self, label: String, bytes: u64, stream: u32, line: usize) -> std::result::Result<u64, Stop> {
+    fn malloc(&mut self, origin: &Origin<'_>, bytes: u64, stream: u32) -> std::result::Result<u64, Stop> {
         let stream = self.stream(stream)?;
-        let tag = self.tag(label.clone(), line);
+        let tag = self.tag(origin);
         match self.allocator.malloc_tagged(bytes, stream, tag) {
             Ok(allocation) => Ok(allocation.address),
             Err(AllocError::OutOfMemory(oom)) => {
-                let (summary, snapshot) = self.look();
-                let (pins, pinned_by) = self.pins(&snapshot, &summary);
+                let summary = self.look();
+                let (pins, pinned_by) = self.pins(&summary);
                 Err(Stop::Oom(Box::new(Oom {
-                    line,
-                    tensor: label,
+                    line: origin.line,
+                    tensor: origin.label.to_owned(),
                     requested: oom.requested,
                     from_driver: oom.alloc_size,
                     device_free: oom.free,
@@ -582,14 +607,14 @@ impl<'s> Machine<'s> {
                 })))
             }
             Err(error @ AllocError::TooLarge { .. }) => {
-                Err(Stop::Failed(Error::from(error).because(format!("`{label}` in line {line} of the scenario asks for it"))))
+                Err(Stop::Failed(Error::from(error).because(format!("`{}` in line {} of the scenario asks for it", origin.label, origin.line))))
             }
             Err(error) => Err(Stop::Failed(error.into())),
         }
     }
 
-    fn keep(&mut self, group: &str, label: String, bytes: u64, stream: u32, line: usize, lifetime: Lifetime) -> std::result::Result<(), Stop> {
-        let address = self.malloc(label, bytes, stream, line)?;
+    fn keep(&mut self, group: &str, origin: &Origin<'_>, bytes: u64, stream: u32, lifetime: Lifetime) -> std::result::Result<(), Stop> {
+        let address = self.malloc(origin, bytes, stream)?;
         let at = match self.groups.get_index_of(group) {
             Some(at) => at,
             None => self.groups.insert_full(group.to_owned(), BTreeMap::new()).0,
@@ -618,9 +643,9 @@ impl<'s> Machine<'s> {
         Ok(())
     }
 
-    fn network(&mut self, ops: &[Op], name: &str, stream: u32, line: usize) -> std::result::Result<(), Stop> {
+    fn network(&mut self, ops: &[Op], name: &str, run: &str, stream: u32, line: usize) -> std::result::Result<(), Stop> {
         let mut slots: BTreeMap<u32, u64> = BTreeMap::new();
-        let ended = self.network_ops(ops, name, stream, line, &mut slots);
+        let ended = self.network_ops(ops, name, run, stream, line, &mut slots);
         // After an exception nothing holds the temporaries.
         for address in slots.into_values() {
             self.allocator.free(address).map_err(Error::from)?;
@@ -632,6 +657,7 @@ impl<'s> Machine<'s> {
         &mut self,
         ops: &[Op],
         name: &str,
+        run: &str,
         stream: u32,
         line: usize,
         slots: &mut BTreeMap<u32, u64>,
@@ -639,10 +665,11 @@ impl<'s> Machine<'s> {
         for op in ops {
             match op {
                 Op::Keep { group, label, bytes } => {
-                    self.keep(&format!("{name}.{group}"), format!("{name}.{label}"), *bytes, stream, line, Lifetime::Scenario)?;
+                    let origin = Origin { step: run, label: &format!("{name}.{label}"), line };
+                    self.keep(&format!("{name}.{group}"), &origin, *bytes, stream, Lifetime::Scenario)?;
                 }
                 Op::Temp { slot, label, bytes } => {
-                    let address = self.malloc(format!("{name}.{label}"), *bytes, stream, line)?;
+                    let address = self.malloc(&Origin { step: run, label: &format!("{name}.{label}"), line }, *bytes, stream)?;
                     slots.insert(*slot, address);
                 }
                 Op::Drop { slot } => {
@@ -673,8 +700,8 @@ impl<'s> Machine<'s> {
 
     fn report(&self, name: &str, outcome: Outcome) -> PhaseReport {
         let stats = self.allocator.raw_stats();
-        let (summary, snapshot) = self.look();
-        let (pins, pinned_by) = self.pins(&snapshot, &summary);
+        let summary = self.look();
+        let (pins, pinned_by) = self.pins(&summary);
         let device = summary.devices.first();
         let info = self.gpu.mem_get_info().unwrap_or_default();
         PhaseReport {
@@ -694,12 +721,11 @@ impl<'s> Machine<'s> {
         }
     }
 
-    fn look(&self) -> (Summary, Snapshot) {
-        let snapshot = self.snapshot(false);
-        (summary::summarise(&snapshot, &summary::Options { top: PINS, ..summary::Options::default() }), snapshot)
+    fn look(&self) -> Summary {
+        summary::summarise(&self.snapshot(false), &summary::Options { top: PINS, ..summary::Options::default() })
     }
 
-    fn pins(&self, snapshot: &Snapshot, summary: &Summary) -> (Vec<Pin>, Vec<PinGroup>) {
+    fn pins(&self, summary: &Summary) -> (Vec<Pin>, Vec<PinGroup>) {
         let Some(device) = summary.devices.first() else { return (Vec::new(), Vec::new()) };
         let hole = |split: &Split| split.pinned + split.expandable_rest;
         let mut pinned: Vec<_> =
@@ -717,20 +743,23 @@ impl<'s> Machine<'s> {
             })
             .collect();
         // By the step that allocated: every segment with free memory in it counts for each of its holders.
-        let mut groups: BTreeMap<(String, usize), PinGroup> = BTreeMap::new();
-        for segment in &snapshot.segments {
-            let free: u64 = segment.blocks.iter().filter(|block| block.state == model::BlockState::Inactive).map(|block| block.size).sum();
-            if free == 0 {
-                continue;
+        let mut groups: BTreeMap<(&str, usize), PinGroup> = BTreeMap::new();
+        for segment in self.allocator.segments() {
+            let mut free = 0;
+            let mut here: BTreeMap<(&str, usize), u64> = BTreeMap::new();
+            for block in self.allocator.blocks_of(segment.id) {
+                match block.state {
+                    alloc::BlockState::Free => free += block.size,
+                    alloc::BlockState::Unmapped => {}
+                    alloc::BlockState::Allocated | alloc::BlockState::PendingFree => {
+                        if let Some((tag, ())) = self.tags.get_index(block.tag as usize) {
+                            *here.entry((&tag.step, tag.line)).or_default() += block.size;
+                        }
+                    }
+                }
             }
-            let mut here: BTreeMap<(String, usize), u64> = BTreeMap::new();
-            for block in segment.blocks.iter().filter(|block| block.state != model::BlockState::Inactive) {
-                let Some(frame) = snapshot.names.stack(block.stack).first() else { continue };
-                let frame = snapshot.names.frame(*frame);
-                *here.entry((group_of(snapshot.names.text(frame.name)), frame.line as usize)).or_default() += block.size;
-            }
-            for (key, bytes) in here {
-                let group = groups.entry(key.clone()).or_insert_with(|| PinGroup {
+            for (key, bytes) in here.into_iter().filter(|_| free > 0) {
+                let group = groups.entry(key).or_insert_with(|| PinGroup {
                     name: format!("{} (line {})", key.0, key.1),
                     bytes: 0,
                     segments: 0,
@@ -753,10 +782,17 @@ impl<'s> Machine<'s> {
         snapshot.settings = Some(self.settings());
         let file = snapshot.names.intern(&format!("<{}.toml>", self.scenario.name));
         let mut stacks: Vec<StackId> = Vec::with_capacity(self.tags.len());
-        for (label, line) in self.tags.keys() {
-            let name = snapshot.names.intern(label);
-            let frame: FrameId = snapshot.names.intern_frame(model::Frame { name, file, line: *line as u32 });
-            stacks.push(snapshot.names.intern_stack(&[frame]));
+        for tag in self.tags.keys() {
+            let mut frame = |name: &str| -> FrameId {
+                let name = snapshot.names.intern(name);
+                snapshot.names.intern_frame(model::Frame { name, file, line: tag.line as u32 })
+            };
+            let mut frames = vec![frame(&tag.label)];
+            if tag.step != tag.label {
+                frames.push(frame(&tag.step));
+            }
+            frames.push(frame(&tag.phase));
+            stacks.push(snapshot.names.intern_stack(&frames));
         }
         let stack = |tag: u64| stacks.get(tag as usize).copied().unwrap_or(StackId::EMPTY);
         for segment in self.allocator.segments() {
@@ -835,11 +871,6 @@ impl<'s> Machine<'s> {
             raw: serde_json::Map::new(),
         }
     }
-}
-
-/// `resnet` of `resnet.layer1.0.1.conv.output`: what a reader of the scenario knows it by.
-fn group_of(label: &str) -> String {
-    label.split('.').next().unwrap_or(label).to_owned()
 }
 
 fn largest_free(allocator: &DeviceAllocator<SimGpu>) -> u64 {

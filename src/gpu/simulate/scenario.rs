@@ -512,6 +512,15 @@ impl Reader {
         Ok(text)
     }
 
+    /// A heading: any line of text.
+    fn heading(&self, value: Value_<'_, '_>, key: &str) -> Result<String> {
+        let text = self.text(value, key)?;
+        if text.trim().is_empty() || text.chars().any(char::is_control) || text.chars().count() > 80 {
+            return Err(self.error(value.span(), format!("`{key}` must be one line of 1 to 80 characters")));
+        }
+        Ok(text)
+    }
+
     fn number(&self, value: Value_<'_, '_>, key: &str, range: Range<u64>) -> Result<u64> {
         let DeValue::Integer(integer) = value.get_ref() else {
             return Err(self.wrong(value, key, "a whole number", value.get_ref()));
@@ -661,7 +670,7 @@ impl Reader {
 
     fn phase(&self, table: &Table<'_, '_>, scope: &mut Scope) -> Result<Phase> {
         table.only(&["name", "repeat", "expect", "on_oom", "step"])?;
-        let name = self.name(table.need("name")?, "name")?;
+        let name = self.heading(table.need("name")?, "name")?;
         let repeat = table.number("repeat", 1, U32)? as u32;
         let expect = match table.get("expect") {
             None => Expect::Any,
@@ -686,7 +695,7 @@ impl Reader {
 
     fn variation(&self, table: &Table<'_, '_>, torch: &str, phases: &[Phase]) -> Result<Variation> {
         table.only(&["name", "conf", "empty_cache", "order"])?;
-        let name = self.text(table.need("name")?, "name")?;
+        let name = self.heading(table.need("name")?, "name")?;
         let conf = table.text("conf")?;
         if let (Some(conf), Some(value)) = (&conf, table.get("conf")) {
             self.conf(conf, value, torch)?;
