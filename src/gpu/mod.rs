@@ -1,4 +1,8 @@
-//! The GPU side: drivers, the caching allocator, traces.
+//! The GPU side: drivers, the caching allocator and what can be told from recorded traces. Knows nothing of conda.
 
+/// PyTorch's caching allocator over any [`driver::Driver`].
+pub mod alloc;
+/// Device memory, virtual memory management, streams and events, real or simulated.
+pub mod driver;
 /// Recorded snapshots: reader, replay, what-if.
 pub mod trace;

@@ -1,0 +1,1 @@
+//! A GPU in host memory.
