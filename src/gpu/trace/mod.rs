@@ -11,6 +11,9 @@ pub mod model;
 /// Files to [`model::Snapshot`]: pickle (a closed set of opcodes) and JSON.
 pub mod read;
 
+mod drive;
+/// Feeding a recording through the allocator.
+pub mod replay;
 /// The state at the beginning of a recording, rebuilt from its end.
 pub mod start;
 
