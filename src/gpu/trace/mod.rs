@@ -14,6 +14,8 @@ pub mod read;
 mod drive;
 /// Feeding a recording through the allocator.
 pub mod replay;
+/// How exactly a recording comes out, and its story.
+pub mod report;
 /// The state at the beginning of a recording, rebuilt from its end.
 pub mod start;
 
