@@ -18,6 +18,8 @@ pub mod replay;
 pub mod report;
 /// The state at the beginning of a recording, rebuilt from its end.
 pub mod start;
+/// What another configuration or card would have done.
+pub mod whatif;
 
 pub use model::{
     Action, Annotation, Block, BlockState, Frame, FrameId, Generation, Names, Segment, Settings, Snapshot, StackId, StrId, TraceEntry,

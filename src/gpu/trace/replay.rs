@@ -195,10 +195,7 @@ enum Release {
 pub struct Replayer<'a> {
     allocator: DeviceAllocator<Recorded>,
     names: Option<&'a Names>,
-    pools: Vec<PoolId>,
-    event_pools: HashMap<usize, PoolId>,
-    /// Recorded segments by address (end, pool); only while private pools matter.
-    ranges: Option<BTreeMap<u64, (u64, PoolId)>>,
+    ranges: PoolRanges,
     fidelity: Fidelity,
     peaks: Peaks,
     index: u64,
@@ -238,11 +235,7 @@ impl<'a> Replayer<'a> {
         Ok(Replayer {
             allocator,
             names: snapshot.map(|snapshot| &snapshot.names),
-            pools: snapshot.map(|snapshot| snapshot.pools.iter().copied().collect()).unwrap_or_default(),
-            event_pools: start.event_pools.clone(),
-            ranges: start
-                .private_pools
-                .then(|| start.segments.iter().map(|segment| (segment.address, (segment.address + segment.size, segment.pool))).collect()),
+            ranges: snapshot.map_or_else(PoolRanges::none, |snapshot| PoolRanges::new(snapshot, start)),
             fidelity: Fidelity::default(),
             peaks,
             index: 0,
@@ -282,11 +275,11 @@ impl<'a> Replayer<'a> {
             }
             Action::Alloc => {
                 self.flush_request(entry);
-                if self.queue.is_empty() && self.ranges.is_none() {
+                if self.queue.is_empty() && !self.ranges.matter() {
                     self.alloc(entry, (0, 0));
                 } else {
                     self.settle(Some(entry));
-                    let pool = self.pool_of(entry);
+                    let pool = self.ranges.pool_of(entry);
                     self.alloc(entry, pool);
                 }
             }
@@ -432,13 +425,8 @@ impl<'a> Replayer<'a> {
             Told::Free | Told::Unmap => self.recorded_reserved = self.recorded_reserved.saturating_sub(entry.size),
         }
         self.queue.push((Event { told, addr: entry.addr, size: entry.size }, entry.stack));
-        if self.ranges.is_some() && matches!(told, Told::Alloc | Told::Map) {
-            let pool = self.pools.get(entry.pool as usize).copied().or_else(|| self.event_pools.get(&(self.index as usize)).copied());
-            if let (Some(ranges), Some(pool)) = (&mut self.ranges, pool) {
-                ranges.insert(entry.addr, (entry.addr.saturating_add(entry.size), pool));
-            } else if let Some(ranges) = &mut self.ranges {
-                ranges.insert(entry.addr, (entry.addr.saturating_add(entry.size), (0, 0)));
-            }
+        if matches!(told, Told::Alloc | Told::Map) {
+            self.ranges.taken(self.index as usize, entry);
         }
     }
 
@@ -487,28 +475,17 @@ impl<'a> Replayer<'a> {
     /// stacks an explicit release is the better guess: the outcome is the same, unless memory is given back in part only.
     fn release_kind(&self, queue: &[(Event, StackId)], leading: usize, next: Option<&TraceEntry>) -> Release {
         let Some(next) = next.filter(|next| next.action == Action::Alloc && queue.len() > leading) else { return Release::Explicit };
-        let stack = queue[0].1;
-        let config = self.allocator.config();
-        if stack.is_empty() || next.stack.is_empty() {
-            let partial = config.max_split_size.is_some() || config.garbage_collection_threshold > 0.0;
-            return if partial { Release::Inside } else { Release::Explicit };
-        }
-        let same = stack == next.stack
-            || self.names.is_some_and(|names| {
-                let python = |stack| names.stack(stack).iter().filter(|frame| names.origin(**frame) != Origin::Native);
-                python(stack).next().is_some() && python(stack).eq(python(next.stack))
-            });
-        if same { Release::Inside } else { Release::Explicit }
+        if released_inside(self.names, self.allocator.config(), queue[0].1, next.stack) { Release::Inside } else { Release::Explicit }
     }
 
     /// A private pool whose segments go back has no users any more.
     fn let_pools_go(&mut self, burst: &[Event]) {
-        let Some(ranges) = &self.ranges else { return };
+        if !self.ranges.matter() {
+            return;
+        }
         for event in burst {
-            if let Some((_, (end, pool))) = ranges.range(..=event.addr).next_back()
-                && event.addr < *end
-                && *pool != (0, 0)
-            {
+            let pool = self.ranges.at(event.addr);
+            if pool != (0, 0) {
                 let pool = alloc::PoolId(pool.0, pool.1);
                 while self.allocator.pool_users(pool).is_ok_and(|users| users > 0) {
                     if self.allocator.release_pool(pool).is_err() {
@@ -516,17 +493,6 @@ impl<'a> Replayer<'a> {
                     }
                 }
             }
-        }
-    }
-
-    fn pool_of(&self, entry: &TraceEntry) -> PoolId {
-        if let Some(pool) = self.pools.get(entry.pool as usize) {
-            return *pool;
-        }
-        let Some(ranges) = &self.ranges else { return (0, 0) };
-        match ranges.range(..=entry.addr).next_back() {
-            Some((_, (end, pool))) if entry.addr < *end => *pool,
-            _ => (0, 0),
         }
     }
 
@@ -586,6 +552,69 @@ impl<'a> Replayer<'a> {
             recorded_reserved_peak: self.recorded_peak,
             blocks,
         }
+    }
+}
+
+/// Whether memory that went back with stack `burst`, just before a request with stack `request` took a segment, went back inside
+/// that request (see [`Replayer`]).
+pub(crate) fn released_inside(names: Option<&Names>, config: &AllocConfig, burst: StackId, request: StackId) -> bool {
+    if burst.is_empty() || request.is_empty() {
+        return config.max_split_size.is_some() || config.garbage_collection_threshold > 0.0;
+    }
+    burst == request
+        || names.is_some_and(|names| {
+            let python = |stack| names.stack(stack).iter().filter(|frame| names.origin(**frame) != Origin::Native);
+            python(burst).next().is_some() && python(burst).eq(python(request))
+        })
+}
+
+/// Which pool a request goes to, told by the entry or by the segment its address lies in.
+pub(crate) struct PoolRanges {
+    pools: Vec<PoolId>,
+    event_pools: HashMap<usize, PoolId>,
+    /// Recorded segments by address (end, pool); only while private pools matter.
+    ranges: Option<BTreeMap<u64, (u64, PoolId)>>,
+}
+
+impl PoolRanges {
+    pub fn new(snapshot: &Snapshot, start: &StartState) -> Self {
+        PoolRanges {
+            pools: snapshot.pools.iter().copied().collect(),
+            event_pools: start.event_pools.clone(),
+            ranges: start
+                .private_pools
+                .then(|| start.segments.iter().map(|segment| (segment.address, (segment.address + segment.size, segment.pool))).collect()),
+        }
+    }
+
+    fn none() -> Self {
+        PoolRanges { pools: Vec::new(), event_pools: HashMap::new(), ranges: None }
+    }
+
+    #[inline]
+    fn matter(&self) -> bool {
+        self.ranges.is_some()
+    }
+
+    /// The driver gave memory at event `index`.
+    pub fn taken(&mut self, index: usize, entry: &TraceEntry) {
+        if let Some(ranges) = &mut self.ranges {
+            let pool = self.pools.get(entry.pool as usize).or_else(|| self.event_pools.get(&index)).copied().unwrap_or((0, 0));
+            ranges.insert(entry.addr, (entry.addr.saturating_add(entry.size), pool));
+        }
+    }
+
+    /// The pool of the segment around an address.
+    pub fn at(&self, address: u64) -> PoolId {
+        match self.ranges.as_ref().and_then(|ranges| ranges.range(..=address).next_back()) {
+            Some((_, (end, pool))) if address < *end => *pool,
+            _ => (0, 0),
+        }
+    }
+
+    /// The pool that a request went to.
+    pub fn pool_of(&self, entry: &TraceEntry) -> PoolId {
+        if self.ranges.is_none() { (0, 0) } else { self.pools.get(entry.pool as usize).copied().unwrap_or_else(|| self.at(entry.addr)) }
     }
 }
 
