@@ -486,12 +486,7 @@ impl<'a> Replayer<'a> {
         for event in burst {
             let pool = self.ranges.at(event.addr);
             if pool != (0, 0) {
-                let pool = alloc::PoolId(pool.0, pool.1);
-                while self.allocator.pool_users(pool).is_ok_and(|users| users > 0) {
-                    if self.allocator.release_pool(pool).is_err() {
-                        break;
-                    }
-                }
+                let_go(&mut self.allocator, pool);
             }
         }
     }
@@ -615,6 +610,16 @@ impl PoolRanges {
     /// The pool that a request went to.
     pub fn pool_of(&self, entry: &TraceEntry) -> PoolId {
         if self.ranges.is_none() { (0, 0) } else { self.pools.get(entry.pool as usize).copied().unwrap_or_else(|| self.at(entry.addr)) }
+    }
+}
+
+/// Takes all users of a private pool away.
+pub(crate) fn let_go<D: crate::gpu::driver::Driver>(allocator: &mut DeviceAllocator<D>, pool: PoolId) {
+    let pool = alloc::PoolId(pool.0, pool.1);
+    while allocator.pool_users(pool).is_ok_and(|users| users > 0) {
+        if allocator.release_pool(pool).is_err() {
+            break;
+        }
     }
 }
 

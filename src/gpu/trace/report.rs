@@ -187,6 +187,11 @@ pub fn recorded_config(snapshot: &Snapshot) -> (AllocConfig, Vec<String>) {
         notes.push("the file does not tell the allocator's settings: defaults are assumed".to_owned());
         return (config, notes);
     };
+    // The text tells what has no key of its own; the newest rules accept all that any version does.
+    match AllocConfig::parse(&settings.conf, &Policy::pytorch(TorchVersion::NEWEST_READ)) {
+        Ok((parsed, _)) => config = parsed,
+        Err(error) => notes.push(format!("the recorded configuration `{}` is not understood: {error}", settings.conf)),
+    }
     config.max_split_size = settings.max_split_size;
     config.expandable_segments = settings.expandable_segments;
     config.garbage_collection_threshold = settings.garbage_collection_threshold;

@@ -222,16 +222,29 @@ pub struct WhatIfReport {
 
 #[derive(Debug, Clone, Copy)]
 enum Op {
-    Malloc { slot: u32, event: u32 },
+    Malloc {
+        slot: u32,
+        event: u32,
+    },
     /// Freed at once.
-    Free { slot: u32 },
+    Free {
+        slot: u32,
+    },
     /// Freed, but still in use by another stream.
-    Begin { slot: u32 },
-    Finish { slot: u32 },
+    Begin {
+        slot: u32,
+    },
+    Finish {
+        slot: u32,
+    },
     /// The program emptied the cache.
-    Empty { event: u32 },
+    Empty {
+        event: u32,
+    },
     /// A request ran short and gave memory back; only without a capacity.
-    Short { event: u32 },
+    Short {
+        event: u32,
+    },
 }
 
 /// A recording as a list of requests.
@@ -246,6 +259,8 @@ struct Program<'a> {
     begin: Vec<(u32, usize, usize)>,
     /// Pools of requests, where not the default one.
     pools: HashMap<u32, PoolId>,
+    /// Private pools whose memory goes back at a release, so that they have no users any more.
+    let_go: HashMap<u32, Vec<PoolId>>,
     /// Sizes and addresses of recorded segments, in order.
     segments: Vec<(u64, u64)>,
     recorded_ooms: u64,
@@ -266,6 +281,7 @@ impl<'a> Program<'a> {
             slots: 0,
             begin: Vec::new(),
             pools: HashMap::new(),
+            let_go: HashMap::new(),
             segments: Vec::new(),
             recorded_ooms: 0,
         };
@@ -292,6 +308,12 @@ impl<'a> Program<'a> {
                 Action::SegmentFree | Action::SegmentUnmap => {
                     if burst.is_none() {
                         burst = Some((event, entry.stack, false));
+                    }
+                    let pool = ranges.at(entry.addr);
+                    if let Some((event, ..)) = burst
+                        && pool != (0, 0)
+                    {
+                        program.let_go.entry(event).or_default().push(pool);
                     }
                     continue;
                 }
@@ -345,7 +367,14 @@ impl<'a> Program<'a> {
     }
 
     /// Runs the program once.
-    fn run(&self, policy: Policy, config: &AllocConfig, capacity: Option<u64>, order: AddressOrder, beginning: Beginning) -> Result<OneRun> {
+    fn run(
+        &self,
+        policy: Policy,
+        config: &AllocConfig,
+        capacity: Option<u64>,
+        order: AddressOrder,
+        beginning: Beginning,
+    ) -> Result<OneRun> {
         let driver = Model::new(capacity, order, self.segments.iter().copied());
         let mut config = config.clone();
         if capacity.is_none() {
@@ -408,13 +437,14 @@ impl<'a> Program<'a> {
                         allocator.free(address).map_err(fatal)?;
                     }
                 }
-                Op::Empty { .. } => {
+                Op::Short { .. } if capacity.is_some() => {}
+                Op::Empty { event } | Op::Short { event } => {
+                    for pool in self.let_go.get(&event).into_iter().flatten() {
+                        replay::let_go(&mut allocator, *pool);
+                    }
                     allocator.empty_cache().map_err(fatal)?;
                 }
-                Op::Short { .. } if capacity.is_none() => {
-                    allocator.empty_cache().map_err(fatal)?;
-                }
-                Op::Free { .. } | Op::Begin { .. } | Op::Finish { .. } | Op::Short { .. } => {}
+                Op::Free { .. } | Op::Begin { .. } | Op::Finish { .. } => {}
             }
         }
         let stats = allocator.raw_stats();
@@ -450,13 +480,8 @@ impl<'a> Program<'a> {
 }
 
 /// The orders that every configuration runs under.
-const ORDERS: [AddressOrder; 5] = [
-    AddressOrder::Recorded,
-    AddressOrder::Ascending,
-    AddressOrder::Descending,
-    AddressOrder::Scattered(1),
-    AddressOrder::Scattered(2),
-];
+const ORDERS: [AddressOrder; 5] =
+    [AddressOrder::Recorded, AddressOrder::Ascending, AddressOrder::Descending, AddressOrder::Scattered(1), AddressOrder::Scattered(2)];
 
 struct Asked {
     conf: String,
@@ -620,7 +645,9 @@ pub fn what_if(snapshot: &Snapshot, options: &WhatIfOptions) -> Result<WhatIfRep
     let mut work: Vec<(&AllocConfig, Beginning)> = vec![(&recorded.config, Beginning::AsRecorded), (&recorded.config, Beginning::Anew)];
     work.extend(asked.iter().map(|asked| (&asked.config, beginning_for(&asked.config, &recorded.config, &replayed.start))));
     let mut answers = run_all(&program, policy, options.capacity, &work)?.into_iter();
-    let (Some(as_recorded), Some(anew)) = (answers.next(), answers.next()) else { return Err(Error::failure("no run of the model came back")) };
+    let (Some(as_recorded), Some(anew)) = (answers.next(), answers.next()) else {
+        return Err(Error::failure("no run of the model came back"));
+    };
     let reference = Span::of(as_recorded.iter().map(|run| run.peak_reserved));
     let reference_anew = Span::of(anew.iter().map(|run| run.peak_reserved));
     // The baseline is checked without a capacity, against the recorded addresses.
@@ -636,7 +663,12 @@ pub fn what_if(snapshot: &Snapshot, options: &WhatIfOptions) -> Result<WhatIfRep
         })
         .collect();
     let order = |a: &ConfResult, b: &ConfResult| {
-        (a.ran_out_in, std::cmp::Reverse(a.gain), a.conf.len(), &a.conf).cmp(&(b.ran_out_in, std::cmp::Reverse(b.gain), b.conf.len(), &b.conf))
+        (a.ran_out_in, std::cmp::Reverse(a.gain), a.conf.len(), &a.conf).cmp(&(
+            b.ran_out_in,
+            std::cmp::Reverse(b.gain),
+            b.conf.len(),
+            &b.conf,
+        ))
     };
     results[explicit..].sort_by(order);
     let baseline = baseline(&replayed, &program, &checked, &recorded_result, options);
@@ -683,11 +715,8 @@ fn baseline(replayed: &Replayed, program: &Program, checked: &OneRun, recorded: 
         "every decision and the peak come out as recorded".to_owned()
     };
     if recorded.peak_reserved.min != recorded.peak_reserved.max && options.capacity.is_none() {
-        let _ = write!(
-            explanation,
-            "; with other driver addresses the recorded configuration needs {}",
-            recorded.peak_reserved.show(human)
-        );
+        let _ =
+            write!(explanation, "; with other driver addresses the recorded configuration needs {}", recorded.peak_reserved.show(human));
     }
     if program.recorded_ooms > 0 {
         explanation.push_str("; requests that failed in the recording are left out");
