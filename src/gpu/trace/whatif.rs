@@ -625,7 +625,7 @@ pub fn what_if(snapshot: &Snapshot, options: &WhatIfOptions) -> Result<WhatIfRep
     let policy = replayed.policy;
     let program = Program::new(snapshot, &replayed)?;
     let recorded_conf = snapshot.settings.as_ref().map_or(String::new(), |settings| settings.conf.clone());
-    let recorded = Asked { conf: recorded_conf, config: replayed.config.clone(), warnings: replayed.notes.clone() };
+    let recorded = Asked { conf: recorded_conf, config: replayed.config.clone(), warnings: Vec::new() };
     let mut asked = Vec::new();
     for conf in &options.confs {
         asked.push(parse(conf, &policy, options)?);
@@ -699,7 +699,7 @@ pub fn what_if(snapshot: &Snapshot, options: &WhatIfOptions) -> Result<WhatIfRep
 fn baseline(replayed: &Replayed, program: &Program, checked: &OneRun, recorded: &ConfResult, options: &WhatIfOptions) -> Baseline {
     let fidelity = replayed.outcome.fidelity.clone();
     let told = replayed.outcome.recorded_reserved_peak.bytes;
-    let exact = fidelity.is_exact() && checked.peak_reserved == told;
+    let exact = replayed.has_evidence() && fidelity.is_exact() && checked.peak_reserved == told;
     let mut explanation = if !replayed.has_evidence() {
         "the recording has no allocations, so nothing shows that the model holds".to_owned()
     } else if !fidelity.is_exact() {
@@ -766,8 +766,9 @@ fn recommend(
     let noticeable = i64::try_from(best.reference.min).unwrap_or(i64::MAX) / NOTICEABLE;
     if !avoids && best.gain < noticeable.max(1) {
         return no(format!(
-            "no configuration tried lowers the peak by 1 % or more in every order of addresses (best: {} bytes by `{}`)",
-            best.gain, best.conf
+            "no configuration tried lowers the peak by 1 % or more in every order of addresses (best: {} by `{}`)",
+            signed(best.gain),
+            best.conf
         ));
     }
     let mut caveats = vec!["a prediction of the model: it was not compared with a run on a card".to_owned()];
@@ -830,7 +831,14 @@ impl WhatIfReport {
                 let _ = writeln!(out, "card: as large as needed");
             }
         }
-        let _ = writeln!(out, "baseline: {}", if b.exact { "exact" } else { "NOT exact" });
+        let verdict = if b.exact {
+            "exact"
+        } else if b.fidelity.addresses == 0 {
+            "not shown"
+        } else {
+            "NOT exact"
+        };
+        let _ = writeln!(out, "baseline: {verdict}");
         let _ = writeln!(out, "  {}", b.explanation);
         let _ = writeln!(
             out,
