@@ -114,6 +114,10 @@ struct Script {
     made_up: u64,
     /// Bytes of the front `Unmap` that were unmapped page by page so far.
     unmapped: u64,
+    /// The recorded request failed: whatever is not in the queue runs out of memory.
+    failing: bool,
+    /// What the model holds: address to bytes. After a difference a recorded address may still be taken in the model.
+    live: BTreeMap<u64, u64>,
     difference: Option<String>,
 }
 
@@ -128,6 +132,16 @@ impl Script {
     fn make_up(&mut self, bytes: u64) -> u64 {
         let addr = self.made_up;
         self.made_up += bytes.div_ceil(2 * MIB) * 2 * MIB + 2 * MIB;
+        addr
+    }
+
+    /// Puts `bytes` at the recorded address, or elsewhere if the model still holds something there.
+    fn place(&mut self, told: Option<u64>, bytes: u64) -> u64 {
+        let addr = match told {
+            Some(addr) if !overlaps(&self.live, addr, bytes) => addr,
+            _ => self.make_up(bytes),
+        };
+        self.live.insert(addr, bytes);
         addr
     }
 }
@@ -151,11 +165,17 @@ impl Recorded {
         Recorded { script: RefCell::new(Script { made_up: MADE_UP, ..Script::default() }), total, next_handle: Cell::new(1) }
     }
 
-    /// The driver events that the recording has for what the allocator does next.
-    pub fn load(&self, events: impl IntoIterator<Item = Event>) {
+    /// Counts segments that a restored state has.
+    pub fn adopt(&self, segments: impl IntoIterator<Item = (u64, u64)>) {
+        self.script.borrow_mut().live.extend(segments);
+    }
+
+    /// The driver events that the recording has for what the allocator does next, and whether that failed.
+    pub fn load(&self, events: impl IntoIterator<Item = Event>, failing: bool) {
         let mut script = self.script.borrow_mut();
         script.queue.clear();
         script.unmapped = 0;
+        script.failing = failing;
         script.queue.extend(events);
     }
 
@@ -163,6 +183,7 @@ impl Recorded {
     pub fn unload(&self) -> Vec<Event> {
         let mut script = self.script.borrow_mut();
         script.unmapped = 0;
+        script.failing = false;
         script.queue.drain(..).collect()
     }
 
@@ -193,23 +214,25 @@ impl Driver for Recorded {
             Some(Event { told: Told::Alloc, addr, size }) if size == bytes => {
                 script.queue.pop_front();
                 script.calls.allocs += 1;
-                Ok(addr)
+                Ok(script.place(Some(addr), bytes))
             }
             Some(Event { told: Told::Free | Told::Unmap, .. }) => Err(DriverError::new(Call::MemAlloc, code::OUT_OF_MEMORY)),
             Some(Event { told: Told::Alloc, size, .. }) => {
                 script.queue.pop_front();
                 script.differ(|| format!("the model took a segment of {bytes} bytes, the recording one of {size}"));
-                Ok(script.make_up(bytes))
+                Ok(script.place(None, bytes))
             }
+            None if script.failing => Err(DriverError::new(Call::MemAlloc, code::OUT_OF_MEMORY)),
             _ => {
                 script.differ(|| format!("the model took a segment of {bytes} bytes, the recording none"));
-                Ok(script.make_up(bytes))
+                Ok(script.place(None, bytes))
             }
         }
     }
 
     fn mem_free(&self, address: u64) -> DriverResult<()> {
         let script = &mut *self.script.borrow_mut();
+        script.live.remove(&address);
         let is = |event: &Event| event.told == Told::Free && event.addr == address;
         match script.queue.iter().position(is) {
             Some(at) => {
@@ -228,18 +251,26 @@ impl Driver for Recorded {
 
     fn address_reserve(&self, bytes: u64) -> DriverResult<u64> {
         let script = &mut *self.script.borrow_mut();
-        match script.queue.front() {
-            Some(Event { told: Told::Map, addr, .. }) => Ok(*addr),
-            _ => Ok(script.make_up(bytes)),
-        }
+        let told = match script.queue.front() {
+            Some(Event { told: Told::Map, addr, .. }) => Some(*addr),
+            _ => None,
+        };
+        Ok(script.place(told, bytes))
     }
 
-    fn address_free(&self, _: u64, _: u64) -> DriverResult<()> {
+    fn address_free(&self, address: u64, _: u64) -> DriverResult<()> {
+        self.script.borrow_mut().live.remove(&address);
         Ok(())
     }
 
     fn mem_create(&self, _: u64) -> DriverResult<MemHandle> {
-        if matches!(self.script.borrow().queue.front(), Some(Event { told: Told::Free | Told::Unmap, .. })) {
+        let script = self.script.borrow();
+        let over = match script.queue.front() {
+            Some(event) => matches!(event.told, Told::Free | Told::Unmap),
+            None => script.failing,
+        };
+        drop(script);
+        if over {
             return Err(DriverError::new(Call::MemCreate, code::OUT_OF_MEMORY));
         }
         let handle = self.next_handle.get();

@@ -111,6 +111,10 @@ pub struct Fidelity {
     pub segment_unmaps: u64,
     /// Those of the recorded address and size.
     pub segment_unmaps_exact: u64,
+    /// Recorded requests that ran out of memory.
+    pub ooms: u64,
+    /// Those that run out in the model too, after giving back what the recording gave back.
+    pub ooms_exact: u64,
     /// Driver calls of the allocator that the recording does not have at that point.
     pub extra_driver_calls: u64,
     /// Frees of addresses that were not live: a sign of a damaged recording.
@@ -131,11 +135,16 @@ impl Fidelity {
 
     /// Number of decisions that can be compared (blocks at the end are a consequence, not a decision).
     pub fn decisions(&self) -> u64 {
-        self.addresses + self.segment_allocs + self.segment_frees + self.segment_maps + self.segment_unmaps
+        self.addresses + self.segment_allocs + self.segment_frees + self.segment_maps + self.segment_unmaps + self.ooms
     }
 
     fn decisions_exact(&self) -> u64 {
-        self.addresses_exact + self.segment_allocs_exact + self.segment_frees_exact + self.segment_maps_exact + self.segment_unmaps_exact
+        self.addresses_exact
+            + self.segment_allocs_exact
+            + self.segment_frees_exact
+            + self.segment_maps_exact
+            + self.segment_unmaps_exact
+            + self.ooms_exact
     }
 }
 
@@ -146,6 +155,8 @@ pub struct Difference {
     pub event: u64,
     /// What the event is.
     pub action: Action,
+    /// The address that the model chose, where the difference is an address.
+    pub model_address: Option<u64>,
     /// In words.
     pub what: String,
 }
@@ -223,6 +234,7 @@ impl<'a> Replayer<'a> {
         let mut allocator = DeviceAllocator::new(Recorded::new(total), policy, config);
         if !start.segments.is_empty() {
             allocator.restore(&seeds(start))?;
+            allocator.driver().adopt(start.segments.iter().map(|segment| (segment.address, segment.size)));
         }
         let stats = allocator.raw_stats();
         let at_start = |bytes| Peak { bytes, event: None, time_us: None };
@@ -284,13 +296,41 @@ impl<'a> Replayer<'a> {
                 }
             }
             Action::SegmentAlloc | Action::SegmentFree | Action::SegmentMap | Action::SegmentUnmap => self.segment_event(entry),
-            Action::Oom => {
-                self.before(entry);
-                self.ooms += 1;
-            }
+            Action::Oom => self.fail(entry),
             Action::Snapshot | Action::Annotate | Action::Other => self.before(entry),
         }
         self.index += 1;
+    }
+
+    /// A request that ran out of memory. The entry tells the size of the block (PyTorch: `params.size()`), so the request can be
+    /// made again, on a driver that has nothing left.
+    #[cold]
+    fn fail(&mut self, entry: &TraceEntry) {
+        self.flush_request(entry);
+        self.ooms += 1;
+        self.fidelity.ooms += 1;
+        let queue = std::mem::take(&mut self.queue);
+        if entry.size == 0 {
+            // Without a size only what went back can be followed.
+            self.queue = queue;
+            self.settle(Some(entry));
+            return;
+        }
+        self.allocator.driver().load(queue.iter().map(|(event, _)| *event), true);
+        let pool = self.ranges.pools.get(entry.pool as usize).copied().unwrap_or((0, 0));
+        match malloc_in(&mut self.allocator, pool, entry.size, entry.stream, self.index) {
+            Ok(made) => {
+                let _ = self.allocator.free(made.address);
+                self.differ(entry.action, format!("the model serves the request of {} bytes that failed", entry.size));
+            }
+            Err(AllocError::OutOfMemory(_)) => self.fidelity.ooms_exact += 1,
+            Err(error) => self.differ(entry.action, error.to_string()),
+        }
+        self.after_driver(entry.action);
+        let left = self.allocator.driver().unload();
+        if let Some(event) = left.first() {
+            self.differ(entry.action, format!("the model left out what the recording did with {} bytes at {:#x}", event.size, event.addr));
+        }
     }
 
     #[inline]
@@ -335,7 +375,7 @@ impl<'a> Replayer<'a> {
     #[cold]
     fn differ(&mut self, action: Action, what: String) {
         if self.fidelity.first_difference.is_none() {
-            self.fidelity.first_difference = Some(Difference { event: self.index, action, what });
+            self.fidelity.first_difference = Some(Difference { event: self.index, action, model_address: None, what });
         }
     }
 
@@ -362,7 +402,12 @@ impl<'a> Replayer<'a> {
             }
         } else {
             self.moved.insert(entry.addr, made.address);
-            self.differ(entry.action, format!("the model chose {:#x}, the recording has {:#x}", made.address, entry.addr));
+            if self.fidelity.first_difference.is_none() {
+                self.differ(entry.action, format!("the model chose {:#x}, the recording has {:#x}", made.address, entry.addr));
+                if let Some(difference) = &mut self.fidelity.first_difference {
+                    difference.model_address = Some(made.address);
+                }
+            }
         }
         let stats = self.allocator.raw_stats();
         let (allocated, active, requested, reserved) = (
@@ -445,7 +490,7 @@ impl<'a> Replayer<'a> {
                     self.releases += 1;
                     let burst: Vec<Event> = queue.drain(..leading).map(|(event, _)| event).collect();
                     self.let_pools_go(&burst);
-                    self.allocator.driver().load(burst);
+                    self.allocator.driver().load(burst, false);
                     if let Err(error) = self.allocator.empty_cache() {
                         self.differ(action, format!("the model cannot empty its cache: {error}"));
                     }
@@ -463,7 +508,7 @@ impl<'a> Replayer<'a> {
         }
         let rest = queue.drain(..).map(|(event, _)| event);
         if next.is_some_and(|entry| entry.action == Action::Alloc) {
-            self.allocator.driver().load(rest);
+            self.allocator.driver().load(rest, false);
         } else if let Some(event) = rest.last() {
             self.differ(action, format!("the recording took {} bytes at {:#x} without serving a request", event.size, event.addr));
         }
@@ -471,11 +516,34 @@ impl<'a> Replayer<'a> {
         self.queue = queue;
     }
 
-    /// Whether the program emptied the cache, or the request that follows did: then both have the same Python stack. Without
-    /// stacks an explicit release is the better guess: the outcome is the same, unless memory is given back in part only.
+    /// Whether the program emptied the cache, or the request that follows did: then both have the same Python stack.
     fn release_kind(&self, queue: &[(Event, StackId)], leading: usize, next: Option<&TraceEntry>) -> Release {
         let Some(next) = next.filter(|next| next.action == Action::Alloc && queue.len() > leading) else { return Release::Explicit };
-        if released_inside(self.names, self.allocator.config(), queue[0].1, next.stack) { Release::Inside } else { Release::Explicit }
+        match released_inside(self.names, queue[0].1, next.stack) {
+            Some(true) => Release::Inside,
+            Some(false) => Release::Explicit,
+            // Without stacks: whoever empties the cache gives back everything that is wholly free.
+            None if self.allocator.config() == &AllocConfig::default() => Release::Explicit,
+            None => {
+                let burst: AddressMap<usize> = queue[..leading].iter().enumerate().map(|(at, (event, _))| (event.addr, at)).collect();
+                let whole = |segment: &alloc::SegmentInfo| {
+                    let mut blocks = self.allocator.blocks_of(segment.id);
+                    !segment.expandable && blocks.all(|block| block.state == alloc::BlockState::Free)
+                };
+                // And in the order of the cache: large pool first, then by stream, size and address.
+                let mut all = true;
+                let mut order = Vec::new();
+                for segment in self.allocator.segments().filter(whole) {
+                    match burst.get(&segment.address) {
+                        Some(at) => order.push((segment.small, segment.stream, segment.size, segment.address, *at)),
+                        None => all = false,
+                    }
+                }
+                order.sort_unstable();
+                let sorted = order.is_sorted_by_key(|(.., at)| *at);
+                if all && sorted { Release::Explicit } else { Release::Inside }
+            }
+        }
     }
 
     /// A private pool whose segments go back has no users any more.
@@ -551,16 +619,17 @@ impl<'a> Replayer<'a> {
 }
 
 /// Whether memory that went back with stack `burst`, just before a request with stack `request` took a segment, went back inside
-/// that request (see [`Replayer`]).
-pub(crate) fn released_inside(names: Option<&Names>, config: &AllocConfig, burst: StackId, request: StackId) -> bool {
-    if burst.is_empty() || request.is_empty() {
-        return config.max_split_size.is_some() || config.garbage_collection_threshold > 0.0;
+/// that request: then both have the same Python frames. `None`: neither has a stack.
+pub(crate) fn released_inside(names: Option<&Names>, burst: StackId, request: StackId) -> Option<bool> {
+    if burst.is_empty() && request.is_empty() {
+        return None;
     }
-    burst == request
+    let same = burst == request
         || names.is_some_and(|names| {
             let python = |stack| names.stack(stack).iter().filter(|frame| names.origin(**frame) != Origin::Native);
             python(burst).next().is_some() && python(burst).eq(python(request))
-        })
+        });
+    Some(same)
 }
 
 /// Which pool a request goes to, told by the entry or by the segment its address lies in.
@@ -716,5 +785,7 @@ pub fn run(snapshot: &Snapshot, device: u32, start: &StartState, policy: Policy,
     Ok(outcome)
 }
 
+#[cfg(test)]
+mod synthetic;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 //! `tare gpu replay`: how exactly a recording comes out, and its story.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
 use serde::Serialize;
@@ -220,8 +220,45 @@ pub fn main_device(snapshot: &Snapshot) -> u32 {
 
 /// The state at the beginning of a device's trace, under the settings that were recorded.
 pub fn start_of(snapshot: &Snapshot, device: u32, config: &AllocConfig) -> StartState {
-    let cutting = Cutting { round: |bytes| round_size(bytes, &config.roundup_power2_divisions), expandable: config.expandable_segments };
-    reconstruct(snapshot, device, &cutting)
+    start_with(snapshot, device, config, &BTreeMap::new())
+}
+
+fn start_with(snapshot: &Snapshot, device: u32, config: &AllocConfig, rests: &BTreeMap<u64, u64>) -> StartState {
+    let round = |bytes| round_size(bytes, &config.roundup_power2_divisions);
+    reconstruct(snapshot, device, &Cutting { round, expandable: config.expandable_segments }, rests)
+}
+
+/// At most this many times a size at the beginning is settled by a later choice.
+const SETTLED: usize = 200;
+
+/// Replays under one policy. Where the first difference is the choice of a free block whose size the recording leaves open (see
+/// [`super::start::OpenEnd`]), that choice is evidence for the size: the block was too small for the request. The replay is then
+/// repeated with it. The number of sizes settled so is told in the notes.
+fn run_settling(snapshot: &Snapshot, device: u32, policy: Policy, config: &AllocConfig) -> Result<(StartState, Outcome)> {
+    let mut rests = BTreeMap::new();
+    let mut rounds = 0;
+    loop {
+        let mut start = start_with(snapshot, device, config, &rests);
+        let outcome = replay::run(snapshot, device, &start, policy, config)
+            .map_err(|error| Error::from(error).context("the state at the beginning of the recording is impossible"))?;
+        let difference = outcome.fidelity.first_difference.as_ref().filter(|_| rounds < SETTLED);
+        let better = difference.and_then(|difference| {
+            let chosen = difference.model_address?;
+            let entry = snapshot.trace(device).get(difference.event as usize)?;
+            let open = start.open.iter().find(|open| open.free == chosen && (difference.event as usize) < open.freed)?;
+            Some((open.block, open.rest_against(round_size(entry.size, &config.roundup_power2_divisions))?))
+        });
+        let Some((block, rest)) = better else {
+            if !rests.is_empty() {
+                start
+                    .notes
+                    .push(format!("the sizes of {} blocks at the beginning follow from later choices of the recording", rests.len()));
+            }
+            return Ok((start, outcome));
+        };
+        rests.insert(block, rest);
+        rounds += 1;
+    }
 }
 
 /// A replay under the rules that reproduce the recording best.
@@ -267,16 +304,14 @@ pub fn detect(snapshot: &Snapshot, options: &ReplayOptions) -> Result<Replayed> 
         }
         None => recorded,
     };
-    let start = start_of(snapshot, device, &config);
     let candidates = match options.version {
         Some(version) => vec![Policy::pytorch(version)],
         None => vec![Policy::proven(), Policy::pytorch(TorchVersion::NEWEST_READ)],
     };
-    let mut best: Option<(Policy, Outcome)> = None;
+    let mut best: Option<(Policy, StartState, Outcome)> = None;
     let mut tried = Vec::new();
     for policy in candidates {
-        let outcome = replay::run(snapshot, device, &start, policy, &config)
-            .map_err(|error| Error::from(error).context("the state at the beginning of the recording is impossible"))?;
+        let (start, outcome) = run_settling(snapshot, device, policy, &config)?;
         let score = score(&outcome.fidelity);
         tried.push(Tried {
             version: policy.version.to_string(),
@@ -287,11 +322,11 @@ pub fn detect(snapshot: &Snapshot, options: &ReplayOptions) -> Result<Replayed> 
             exact: outcome.fidelity.is_exact(),
         });
         // The first candidate wins a draw.
-        if best.as_ref().is_none_or(|(_, best)| score > self::score(&best.fidelity)) {
-            best = Some((policy, outcome));
+        if best.as_ref().is_none_or(|(.., best)| score > self::score(&best.fidelity)) {
+            best = Some((policy, start, outcome));
         }
     }
-    let Some((policy, outcome)) = best else { return Err(Error::failure("no allocator rules to replay with")) };
+    let Some((policy, start, outcome)) = best else { return Err(Error::failure("no allocator rules to replay with")) };
     let decided = tried.iter().filter(|other| other.exact).count() == 1 && tried.len() > 1;
     let named = match policy.tie_break {
         TieBreak::Address => "lowest address first (torch up to 2.10)",
@@ -526,6 +561,7 @@ impl ReplayReport {
             row("segments given back", f.segment_frees_exact, f.segment_frees);
             row("ranges mapped", f.segment_maps_exact, f.segment_maps);
             row("ranges unmapped", f.segment_unmaps_exact, f.segment_unmaps);
+            row("requests that failed", f.ooms_exact, f.ooms);
             row("blocks at the end", f.final_blocks_exact, f.final_blocks);
             if f.extra_driver_calls > 0 {
                 let _ = writeln!(out, "  driver calls that the recording does not have: {}", f.extra_driver_calls);

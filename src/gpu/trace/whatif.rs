@@ -245,6 +245,10 @@ enum Op {
     Short {
         event: u32,
     },
+    /// A request that failed in the recording; only with a capacity. If it succeeds, it is freed at once.
+    Try {
+        event: u32,
+    },
 }
 
 /// A recording as a list of requests.
@@ -264,6 +268,8 @@ struct Program<'a> {
     /// Sizes and addresses of recorded segments, in order.
     segments: Vec<(u64, u64)>,
     recorded_ooms: u64,
+    /// Reserved plus free bytes at the first recorded out-of-memory: what the process could have.
+    capacity_at_oom: Option<u64>,
 }
 
 impl<'a> Program<'a> {
@@ -284,7 +290,9 @@ impl<'a> Program<'a> {
             let_go: HashMap::new(),
             segments: Vec::new(),
             recorded_ooms: 0,
+            capacity_at_oom: None,
         };
+        let mut reserved = start.reserved();
         let mut live: AddressMap<u32> = AddressMap::default();
         for (at, segment) in start.segments.iter().enumerate() {
             for (inner, block) in segment.blocks.iter().enumerate().filter(|(_, block)| block.state != BlockState::Inactive) {
@@ -293,6 +301,8 @@ impl<'a> Program<'a> {
                 program.slots += 1;
             }
         }
+        // Without stacks: under these settings requests give back parts of the cache.
+        let partial = replayed.config.max_split_size.is_some() || replayed.config.garbage_collection_threshold > 0.0;
         let mut ranges = replay::PoolRanges::new(snapshot, start);
         let mut burst: Option<(u32, StackId, bool)> = None;
         let mut requested: Option<(u64, u32)> = None;
@@ -306,6 +316,7 @@ impl<'a> Program<'a> {
             }
             match entry.action {
                 Action::SegmentFree | Action::SegmentUnmap => {
+                    reserved = reserved.saturating_sub(entry.size);
                     if burst.is_none() {
                         burst = Some((event, entry.stack, false));
                     }
@@ -319,6 +330,7 @@ impl<'a> Program<'a> {
                 }
                 Action::SegmentAlloc | Action::SegmentMap => {
                     ranges.taken(index, entry);
+                    reserved = reserved.saturating_add(entry.size);
                     if entry.action == Action::SegmentAlloc {
                         program.segments.push((entry.size, entry.addr));
                     }
@@ -332,7 +344,7 @@ impl<'a> Program<'a> {
             if let Some((event, stack, taken)) = burst.take() {
                 let inside = entry.action == Action::Alloc
                     && taken
-                    && replay::released_inside(Some(&snapshot.names), &replayed.config, stack, entry.stack);
+                    && replay::released_inside(Some(&snapshot.names), stack, entry.stack).unwrap_or(partial);
                 let inside = inside || entry.action == Action::Oom;
                 program.ops.push(if inside { Op::Short { event } } else { Op::Empty { event } });
             }
@@ -353,7 +365,13 @@ impl<'a> Program<'a> {
                         program.ops.push(if requested.take().is_some() { Op::Free { slot } } else { Op::Finish { slot } });
                     }
                 }
-                Action::Oom => program.recorded_ooms += 1,
+                Action::Oom => {
+                    program.recorded_ooms += 1;
+                    program.capacity_at_oom.get_or_insert(reserved.saturating_add(entry.addr));
+                    if entry.size > 0 {
+                        program.ops.push(Op::Try { event });
+                    }
+                }
                 _ => {}
             }
         }
@@ -437,6 +455,17 @@ impl<'a> Program<'a> {
                         allocator.free(address).map_err(fatal)?;
                     }
                 }
+                Op::Try { event } if capacity.is_some() => {
+                    let entry = &self.trace[event as usize];
+                    match malloc_in(&mut allocator, (0, 0), entry.size, entry.stream, u64::from(event)) {
+                        Ok(made) => allocator.free(made.address).map_err(fatal)?,
+                        Err(AllocError::OutOfMemory(_)) => {
+                            let here = (Some(u64::from(event)), entry.time(), entry.size, entry.stack);
+                            ran_out.get_or_insert_with(|| self.ran_out(&allocator, here, order));
+                        }
+                        Err(error) => return Err(fatal(error)),
+                    }
+                }
                 Op::Short { .. } if capacity.is_some() => {}
                 Op::Empty { event } | Op::Short { event } => {
                     for pool in self.let_go.get(&event).into_iter().flatten() {
@@ -444,7 +473,7 @@ impl<'a> Program<'a> {
                     }
                     allocator.empty_cache().map_err(fatal)?;
                 }
-                Op::Free { .. } | Op::Begin { .. } | Op::Finish { .. } => {}
+                Op::Free { .. } | Op::Begin { .. } | Op::Finish { .. } | Op::Try { .. } => {}
             }
         }
         let stats = allocator.raw_stats();
@@ -671,16 +700,18 @@ pub fn what_if(snapshot: &Snapshot, options: &WhatIfOptions) -> Result<WhatIfRep
         ))
     };
     results[explicit..].sort_by(order);
-    let baseline = baseline(&replayed, &program, &checked, &recorded_result, options);
+    let baseline = baseline(&replayed, &checked, &recorded_result, options);
     let (recommendation, no_recommendation) = recommend(&replayed, &baseline, &recorded_result, &results, options);
     let mut warnings = snapshot.warnings.clone();
     warnings.extend(replayed.notes.iter().cloned());
     warnings.extend(replayed.start.notes.iter().cloned());
-    if program.recorded_ooms > 0 {
-        warnings.push(format!(
-            "the recording has {} out-of-memory events; what those requests asked for is not recorded, so they are left out",
-            program.recorded_ooms
-        ));
+    if program.recorded_ooms > 0 && options.capacity.is_none() {
+        let mut text =
+            format!("the recording ran out of memory {} times; without a capacity those requests are left out", program.recorded_ooms);
+        if let Some(capacity) = program.capacity_at_oom {
+            let _ = write!(text, "; the process could have about {capacity} bytes ({}): ask with `--capacity {capacity}`", human(capacity));
+        }
+        warnings.push(text);
     }
     Ok(WhatIfReport {
         device: replayed.device,
@@ -696,7 +727,7 @@ pub fn what_if(snapshot: &Snapshot, options: &WhatIfOptions) -> Result<WhatIfRep
     })
 }
 
-fn baseline(replayed: &Replayed, program: &Program, checked: &OneRun, recorded: &ConfResult, options: &WhatIfOptions) -> Baseline {
+fn baseline(replayed: &Replayed, checked: &OneRun, recorded: &ConfResult, options: &WhatIfOptions) -> Baseline {
     let fidelity = replayed.outcome.fidelity.clone();
     let told = replayed.outcome.recorded_reserved_peak.bytes;
     let exact = replayed.has_evidence() && fidelity.is_exact() && checked.peak_reserved == told;
@@ -717,9 +748,6 @@ fn baseline(replayed: &Replayed, program: &Program, checked: &OneRun, recorded: 
     if recorded.peak_reserved.min != recorded.peak_reserved.max && options.capacity.is_none() {
         let _ =
             write!(explanation, "; with other driver addresses the recorded configuration needs {}", recorded.peak_reserved.show(human));
-    }
-    if program.recorded_ooms > 0 {
-        explanation.push_str("; requests that failed in the recording are left out");
     }
     Baseline {
         exact,

@@ -8,7 +8,7 @@ use crate::gpu::trace::{Limits, open};
 fn recorded(snapshot: &Snapshot, device: u32, policy: Policy) -> Outcome {
     let config = AllocConfig::default();
     let cutting = Cutting { round: |bytes| round_size(bytes, &config.roundup_power2_divisions), expandable: false };
-    let start = reconstruct(snapshot, device, &cutting);
+    let start = reconstruct(snapshot, device, &cutting, &Default::default());
     assert!(start.notes.is_empty(), "{:?}", start.notes);
     run(snapshot, device, &start, policy, &config).unwrap()
 }
@@ -64,4 +64,28 @@ fn every_recorded_trace_comes_out_address_for_address() {
     );
     assert!(sum.addresses > 40_000 && sum.segment_allocs > 5_000 && sum.segment_frees > 4_000);
     assert!(bad.is_empty(), "not exact: {bad:?}");
+}
+
+#[test]
+fn another_order_of_ties_is_not_exact() {
+    let Some(files) = shared_snapshots() else {
+        println!("skipped: no shared data");
+        return;
+    };
+    let (mut addresses, mut exact, mut whole, mut traces) = (0, 0, 0, 0);
+    for file in files {
+        let snapshot = open(&file, &Limits::default()).unwrap();
+        for device in snapshot.devices() {
+            if !snapshot.trace(device).iter().any(|entry| entry.action == Action::Alloc) {
+                continue;
+            }
+            let f = recorded(&snapshot, device, Policy::proven().with_tie_break(TieBreak::AddressDescending)).fidelity;
+            traces += 1;
+            whole += u64::from(f.is_exact());
+            addresses += f.addresses;
+            exact += f.addresses_exact;
+        }
+    }
+    println!("highest address first: {exact} of {addresses} addresses, {whole} of {traces} traces exact");
+    assert!(whole * 2 < traces && exact < addresses * 3 / 4);
 }
