@@ -18,6 +18,7 @@ pub use run::{Report, Run, default_variations, record, run, run_one};
 pub use scenario::{Scenario, Variation, parse};
 
 use self::run::{Outcome, PhaseReport};
+use crate::gpu::alloc::Evidence;
 use crate::gpu::summary::{clean, human};
 
 /// The scenarios that come with the program: name and text.
@@ -52,7 +53,7 @@ pub fn text(report: &Report) -> String {
         report.seed
     );
     for run in &report.runs {
-        run_text(&mut out, run);
+        run_text(&mut out, run, report.evidence);
     }
     compare_text(&mut out, report);
     for surprise in &report.surprises {
@@ -65,12 +66,15 @@ fn clean_lines(text: &str) -> String {
     text.lines().map(clean).collect::<Vec<_>>().join("\n")
 }
 
-fn run_text(out: &mut String, run: &Run) {
+fn run_text(out: &mut String, run: &Run, core: Evidence) {
     let _ = write!(out, "\n{}", clean(&run.name));
     if !run.conf.is_empty() && run.conf != run.name {
         let _ = write!(out, "  [{}]", clean(&run.conf));
     }
     out.push('\n');
+    if run.evidence != core {
+        let _ = writeln!(out, "  settings {}", run.evidence);
+    }
     for warning in &run.warnings {
         let _ = writeln!(out, "  warning: {warning}");
     }

@@ -8,10 +8,11 @@ use serde::Serialize;
 use super::networks::{self, Op};
 use super::scenario::{Action, Dim, Expect, Keep, Lifetime, OnOom, Order, Phase, Scenario, Size, Step, Value, Variation, glob};
 use crate::error::{Error, Result};
-use crate::gpu::alloc::{self, AllocConfig, AllocError, DeviceAllocator, Policy, TorchVersion};
+use crate::gpu::alloc::{self, AllocConfig, AllocError, DeviceAllocator, Evidence, Policy, TorchVersion};
 use crate::gpu::driver::sim::{SimConfig, SimGpu};
 use crate::gpu::driver::{Driver, StreamId};
 use crate::gpu::summary::attribution::{Fate, Split};
+use crate::gpu::summary::html::Comparison;
 use crate::gpu::summary::{self, Summary};
 use crate::gpu::trace::model::{self, FrameId, Generation, Segment, Settings, SizeClass, Snapshot, StackId};
 
@@ -32,8 +33,8 @@ pub struct Report {
     pub other_processes: u64,
     /// Whose rules: `torch 2.10`.
     pub policy: String,
-    /// What the rules rest on.
-    pub evidence: String,
+    /// What the core rules rest on (rounding, best fit, splitting, when to ask the driver), without special settings.
+    pub evidence: Evidence,
     /// The scenario as written first, then its variations.
     pub runs: Vec<Run>,
     /// Where the first run went otherwise than the scenario expects; empty if as expected.
@@ -49,6 +50,8 @@ pub struct Run {
     pub conf: String,
     /// Whether `empty_cache` was called after each phase.
     pub empty_cache: bool,
+    /// What the rules of this configuration rest on; weaker than the report's where recordings do not reach the settings.
+    pub evidence: Evidence,
     /// Settings that do nothing, and the like.
     pub warnings: Vec<String>,
     /// The phases that ran, in order, and those that did not.
@@ -205,7 +208,7 @@ pub fn run(scenario: &Scenario) -> Result<Report> {
         context: scenario.device.context,
         other_processes: scenario.device.other_processes,
         policy: format!("torch {}", policy.version),
-        evidence: policy.core_evidence().to_string(),
+        evidence: policy.core_evidence(),
         runs,
         surprises,
     })
@@ -223,6 +226,26 @@ fn surprises(scenario: &Scenario, run: &Run) -> Vec<String> {
         }
     }
     list
+}
+
+impl Report {
+    /// The runs as rows of the page's comparison.
+    pub fn comparisons(&self) -> Vec<Comparison> {
+        self.runs
+            .iter()
+            .map(|run| {
+                let failed = run.phases.iter().find(|phase| matches!(phase.outcome, Outcome::OutOfMemory(_)));
+                Comparison {
+                    label: run.name.clone(),
+                    peak_reserved: Some(run.peak_reserved),
+                    peak_allocated: Some(run.peak_allocated),
+                    retries: Some(run.retries),
+                    completes: Some(run.completes),
+                    note: failed.map_or_else(|| "completes".into(), |phase| format!("out of memory in {}", phase.name)),
+                }
+            })
+            .collect()
+    }
 }
 
 /// Runs the scenario under one variation.
@@ -419,7 +442,12 @@ impl<'s> Machine<'s> {
 
     fn finish(self, variation: &Variation) -> Run {
         let stats = self.allocator.stats();
+        let core = self.allocator.policy().core_evidence();
+        let config = self.allocator.config();
+        let plain = AllocConfig { pinned: config.pinned.clone(), ..AllocConfig::default() };
+        let evidence = if *config == plain && self.scenario.allocator.memory_fraction.is_none() { core } else { core.max(Evidence::Source) };
         Run {
+            evidence,
             name: variation.name.clone(),
             conf: self.conf,
             empty_cache: self.empty_cache,

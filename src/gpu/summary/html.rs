@@ -12,6 +12,7 @@ use serde_json::json;
 use super::attribution::{Fate, Rounding};
 use super::history::{self, History, NEVER};
 use super::{DeviceSummary, Summary, frames, human};
+use crate::gpu::trace::whatif::{ConfResult, WhatIfReport};
 use crate::gpu::trace::model::{Action, FrameId, Names, Origin, SizeClass, Snapshot, StackId};
 
 const TEMPLATE: &str = include_str!("page.html");
@@ -38,6 +39,44 @@ pub struct Comparison {
     pub completes: Option<bool>,
     /// The outcome in words, and what is uncertain about it.
     pub note: String,
+}
+
+impl Comparison {
+    /// The rows for a what-if report: the recorded configuration in the model first, then the answers in their order. Where the
+    /// order of driver addresses matters, the worst value stands in the columns and the best one in the note.
+    pub fn rows(report: &WhatIfReport) -> Vec<Comparison> {
+        let row = |result: &ConfResult, label: String| {
+            let mut notes = Vec::new();
+            match &result.ran_out {
+                None => notes.push("completes".to_owned()),
+                Some(out) => {
+                    let when = out.event.map_or_else(|| "at the beginning".to_owned(), |event| format!("at event {event}"));
+                    notes.push(format!("out of memory {when} in {} of {} orders", result.ran_out_in, report.orders.len()));
+                }
+            }
+            if result.peak_reserved.min < result.peak_reserved.max {
+                notes.push(format!("peak {} in the best order of addresses", human(result.peak_reserved.min)));
+            }
+            if !result.evidence.is_verified() {
+                notes.push(result.evidence.to_string());
+            }
+            Comparison {
+                label,
+                peak_reserved: Some(result.peak_reserved.max),
+                peak_allocated: Some(result.peak_allocated.max),
+                retries: Some(result.retries.max),
+                completes: Some(result.ran_out.is_none()),
+                note: notes.join("; "),
+            }
+        };
+        let named = |conf: &str| if conf.is_empty() { "(defaults)".to_owned() } else { conf.to_owned() };
+        let mut rows = vec![row(&report.recorded, format!("as recorded: {}", named(&report.recorded.conf)))];
+        if !report.baseline.exact {
+            rows[0].note.push_str("; the model does not reproduce this recording exactly");
+        }
+        rows.extend(report.results.iter().map(|result| row(result, named(&result.conf))));
+        rows
+    }
 }
 
 /// Makes the page.

@@ -360,7 +360,7 @@ pub enum Action {
     SegmentUnmap,
     /// A snapshot was taken; `size` is the active total.
     Snapshot,
-    /// An allocation failed; `size` is the segment size asked for, `addr` holds the free memory of the device.
+    /// An allocation failed; `size` is the block size asked for, `addr` holds the free memory of the device.
     Oom,
     /// A mark of the program (torch 2.15).
     Annotate,

@@ -18,7 +18,7 @@ mod json;
 mod pickle;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// What a file may ask for.
 #[derive(Debug, Clone, Copy)]

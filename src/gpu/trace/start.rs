@@ -62,8 +62,36 @@ pub struct StartState {
     pub event_pools: HashMap<usize, PoolId>,
     /// Whether any pool but the default one occurs.
     pub private_pools: bool,
+    /// Blocks whose size the recording leaves open within 1 MiB.
+    pub open: Vec<OpenEnd>,
     /// What did not fit together, or had to be assumed.
     pub notes: Vec<String>,
+}
+
+/// A block whose end is not known: it may carry a rest of up to 1 MiB, at the cost of the free block behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenEnd {
+    /// The block.
+    pub block: u64,
+    /// Where the free block behind it is taken to begin.
+    pub free: u64,
+    /// Where the free block ends.
+    pub end: u64,
+    /// The rest that the block is taken to carry, in bytes.
+    pub rest: u64,
+    /// Index of the event that frees the block: from then on it does not matter.
+    pub freed: usize,
+}
+
+impl OpenEnd {
+    /// The rest with which the free block is too small for `size` bytes, if that is possible: a rest has at most 1 MiB, and a
+    /// free block of the large pool more than that.
+    pub fn rest_against(&self, size: u64) -> Option<u64> {
+        let room = self.end - (self.free - self.rest);
+        let free = size.checked_sub(512)?;
+        let rest = room.checked_sub(free)?;
+        (rest <= MIB && free > MIB && rest > self.rest).then_some(rest)
+    }
 }
 
 impl StartState {
@@ -101,7 +129,7 @@ pub struct Cutting<F> {
 /// What the first event of an address says about the beginning.
 struct First {
     requested: u64,
-    /// Index of the event that frees the block.
+    /// Index of the event that completes its free; until then it keeps its place. `usize::MAX`: none does.
     freed: usize,
     pending: bool,
 }
@@ -116,7 +144,9 @@ struct Range {
 }
 
 /// Rebuilds the state of `device` at the beginning of its trace.
-pub fn reconstruct<F: Fn(u64) -> u64>(snapshot: &Snapshot, device: u32, cutting: &Cutting<F>) -> StartState {
+///
+/// `rests`: what blocks with an open end ([`StartState::open`]) carry, by address; 0 where absent.
+pub fn reconstruct<F: Fn(u64) -> u64>(snapshot: &Snapshot, device: u32, cutting: &Cutting<F>, rests: &BTreeMap<u64, u64>) -> StartState {
     let trace = snapshot.trace(device);
     let mut state = StartState::default();
     let mut ranges = BTreeMap::new();
@@ -140,10 +170,15 @@ pub fn reconstruct<F: Fn(u64) -> u64>(snapshot: &Snapshot, device: u32, cutting:
                 first.entry(entry.addr).or_insert(None);
                 born.entry(entry.addr).or_insert(index);
             }
-            Action::FreeRequested | Action::FreeCompleted => {
-                first
-                    .entry(entry.addr)
-                    .or_insert_with(|| Some(First { requested: entry.size, freed: index, pending: entry.action == Action::FreeCompleted }));
+            Action::FreeRequested => {
+                let made = || Some(First { requested: entry.size, freed: usize::MAX, pending: false });
+                first.entry(entry.addr).or_insert_with(made);
+            }
+            Action::FreeCompleted => {
+                let made = || Some(First { requested: entry.size, freed: index, pending: true });
+                if let Some(first) = first.entry(entry.addr).or_insert_with(made) {
+                    first.freed = first.freed.min(index);
+                }
             }
             _ => {}
         }
@@ -211,6 +246,10 @@ pub fn reconstruct<F: Fn(u64) -> u64>(snapshot: &Snapshot, device: u32, cutting:
                     block.size += gap;
                 } else if let Some((&address, _)) = born.range(end..=end + MIB).find(|(_, index)| **index < *freed) {
                     block.size += address - end;
+                } else if gap > MIB + 512 {
+                    let rest = rests.get(&block.address).copied().unwrap_or(0).min(MIB);
+                    block.size += rest;
+                    state.open.push(OpenEnd { block: block.address, free: end + rest, end: next, rest, freed: *freed });
                 }
             }
             at = block.address + block.size;
@@ -326,5 +365,5 @@ fn unmapped_class(trace: &[TraceEntry], index: usize) -> SizeClass {
             _ => {}
         }
     }
-    if trace[index].size % (20 * MIB) == 0 { SizeClass::Large } else { SizeClass::Small }
+    if trace[index].size.is_multiple_of(20 * MIB) { SizeClass::Large } else { SizeClass::Small }
 }
