@@ -254,7 +254,8 @@ impl SimGpu {
         self.state().faults.push(Fault { call, skip: nth.saturating_sub(1), code, forever: true });
     }
 
-    /// One call in `odds`, by a seed, fails: with out of memory where memory is taken, else with code 999.
+    /// One call in `odds`, by a seed, fails: with out of memory where memory is taken, else with code 999. Copies, fills
+    /// and questions about memory are spared.
     pub fn fail_randomly(&self, seed: u64, odds: u64) {
         self.state().random_faults = Some((seed, odds.max(1)));
     }
@@ -350,6 +351,9 @@ impl State {
             }
             self.injected += 1;
             return Some(code);
+        }
+        if matches!(call, Call::MemGetInfo | Call::MemcpyHtoD | Call::MemcpyDtoH | Call::MemcpyDtoD | Call::MemsetD8 | Call::MemsetD32) {
+            return None;
         }
         let (state, odds) = self.random_faults.as_mut()?;
         if step(state) % *odds != 0 {
