@@ -1872,10 +1872,11 @@ impl<D: Driver> DeviceAllocator<D> {
         let small = segment_seed.small;
         let expandable = segment_seed.expandable;
         let id = self.new_block(seed.address, seed.size, segment_seed.stream.0, pool, segment, seed.state, expandable);
-        if last == NONE {
-            self.segments[segment].head = id;
-        } else {
+        // The blocks of an expandable range are linked in by the caller.
+        if last != NONE {
             self.link_after(id, last);
+        } else if !expandable {
+            self.segments[segment].head = id;
         }
         self.blocks[id].requested = seed.requested;
         self.blocks[id].tag = seed.tag;
