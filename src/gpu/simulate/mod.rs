@@ -137,7 +137,8 @@ fn why_text(out: &mut String, phase: &PhaseReport) {
 
 fn compare_text(out: &mut String, report: &Report) {
     let width = report.runs.iter().map(|run| run.name.chars().count()).max().unwrap_or(0).clamp(9, 48);
-    let _ = writeln!(out, "\n{:<width$}  {:>13} {:>13} {:>7} {:>7}  outcome", "variation", "peak reserved", "peak in use", "used", "retries");
+    let _ =
+        writeln!(out, "\n{:<width$}  {:>13} {:>13} {:>7} {:>7}  outcome", "variation", "peak reserved", "peak in use", "used", "retries");
     for run in &report.runs {
         let failed = run.phases.iter().find(|phase| matches!(phase.outcome, Outcome::OutOfMemory(_)));
         let outcome = match failed {

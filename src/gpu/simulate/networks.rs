@@ -184,7 +184,12 @@ fn resnet_101(image: u64, batch: u64, e: u64) -> Vec<Layer> {
         }
     }
     layers.push(Layer { saved: vec![("output", batch * channels * e)], grad: batch * channels * side * side * e, ..layer("avgpool") });
-    layers.push(Layer { params: vec![("weight", channels * 1000), ("bias", 1000)], passing: batch * 1000 * e, grad: batch * channels * e, ..layer("fc") });
+    layers.push(Layer {
+        params: vec![("weight", channels * 1000), ("bias", 1000)],
+        passing: batch * 1000 * e,
+        grad: batch * channels * e,
+        ..layer("fc")
+    });
     layers
 }
 
@@ -255,7 +260,12 @@ fn vit_large(image: u64, batch: u64, e: u64) -> Vec<Layer> {
         layers.push(Layer { saved: vec![("output", rows * WIDTH * e)], branch: Branch::Close, ..layer(format!("{name}.add2")) });
     }
     layers.push(norm("norm".into()));
-    layers.push(Layer { params: vec![("weight", 1000 * WIDTH), ("bias", 1000)], passing: batch * 1000 * e, grad: rows * WIDTH * e, ..layer("head") });
+    layers.push(Layer {
+        params: vec![("weight", 1000 * WIDTH), ("bias", 1000)],
+        passing: batch * 1000 * e,
+        grad: rows * WIDTH * e,
+        ..layer("head")
+    });
     layers
 }
 

@@ -172,7 +172,8 @@ const PINS: usize = 8;
 
 /// The variations that are tried where a scenario names none.
 pub fn default_variations(conf: &str) -> Vec<Variation> {
-    let with = |more: &str| Some(if conf.trim().is_empty() { more.to_owned() } else { format!("{},{more}", conf.trim().trim_end_matches(',')) });
+    let with =
+        |more: &str| Some(if conf.trim().is_empty() { more.to_owned() } else { format!("{},{more}", conf.trim().trim_end_matches(',')) });
     let plain = |name: &str, conf: Option<String>, empty_cache| Variation { name: name.into(), conf, empty_cache, order: None };
     vec![
         plain("empty_cache() after each phase", None, true),
@@ -218,10 +219,18 @@ fn surprises(scenario: &Scenario, run: &Run) -> Vec<String> {
     let mut list = Vec::new();
     for (phase, report) in scenario.phases.iter().zip(&run.phases) {
         match (phase.expect, &report.outcome) {
-            (Expect::Completes, Outcome::OutOfMemory(_)) => list.push(format!("phase `{}` ran out of memory; it was expected to complete", phase.name)),
-            (Expect::Completes, Outcome::Skipped) => list.push(format!("phase `{}` was not reached; it was expected to complete", phase.name)),
-            (Expect::Oom, Outcome::Completed) => list.push(format!("phase `{}` completed; it was expected to run out of memory", phase.name)),
-            (Expect::Oom, Outcome::Skipped) => list.push(format!("phase `{}` was not reached; it was expected to run out of memory", phase.name)),
+            (Expect::Completes, Outcome::OutOfMemory(_)) => {
+                list.push(format!("phase `{}` ran out of memory; it was expected to complete", phase.name))
+            }
+            (Expect::Completes, Outcome::Skipped) => {
+                list.push(format!("phase `{}` was not reached; it was expected to complete", phase.name))
+            }
+            (Expect::Oom, Outcome::Completed) => {
+                list.push(format!("phase `{}` completed; it was expected to run out of memory", phase.name))
+            }
+            (Expect::Oom, Outcome::Skipped) => {
+                list.push(format!("phase `{}` was not reached; it was expected to run out of memory", phase.name))
+            }
             _ => {}
         }
     }
@@ -445,7 +454,8 @@ impl<'s> Machine<'s> {
         let core = self.allocator.policy().core_evidence();
         let config = self.allocator.config();
         let plain = AllocConfig { pinned: config.pinned.clone(), ..AllocConfig::default() };
-        let evidence = if *config == plain && self.scenario.allocator.memory_fraction.is_none() { core } else { core.max(Evidence::Source) };
+        let evidence =
+            if *config == plain && self.scenario.allocator.memory_fraction.is_none() { core } else { core.max(Evidence::Source) };
         Run {
             evidence,
             name: variation.name.clone(),
@@ -634,9 +644,9 @@ impl<'s> Machine<'s> {
                     pinned_by,
                 })))
             }
-            Err(error @ AllocError::TooLarge { .. }) => {
-                Err(Stop::Failed(Error::from(error).because(format!("`{}` in line {} of the scenario asks for it", origin.label, origin.line))))
-            }
+            Err(error @ AllocError::TooLarge { .. }) => Err(Stop::Failed(
+                Error::from(error).because(format!("`{}` in line {} of the scenario asks for it", origin.label, origin.line)),
+            )),
             Err(error) => Err(Stop::Failed(error.into())),
         }
     }
@@ -756,8 +766,11 @@ impl<'s> Machine<'s> {
     fn pins(&self, summary: &Summary) -> (Vec<Pin>, Vec<PinGroup>) {
         let Some(device) = summary.devices.first() else { return (Vec::new(), Vec::new()) };
         let hole = |split: &Split| split.pinned + split.expandable_rest;
-        let mut pinned: Vec<_> =
-            device.segments.iter().filter(|segment| matches!(segment.fate, Fate::Pinned | Fate::Pending) && hole(&segment.split) > 0).collect();
+        let mut pinned: Vec<_> = device
+            .segments
+            .iter()
+            .filter(|segment| matches!(segment.fate, Fate::Pinned | Fate::Pending) && hole(&segment.split) > 0)
+            .collect();
         pinned.sort_by_key(|segment| std::cmp::Reverse(hole(&segment.split)));
         let pins = pinned
             .iter()
@@ -859,7 +872,13 @@ impl<'s> Machine<'s> {
                     part.allocated_size += block.size;
                 }
                 let owner = if state == model::BlockState::Inactive { StackId::EMPTY } else { stack(block.tag) };
-                part.blocks.push(model::Block { address: block.address, size: block.size, requested_size: block.requested, state, stack: owner });
+                part.blocks.push(model::Block {
+                    address: block.address,
+                    size: block.size,
+                    requested_size: block.requested,
+                    state,
+                    stack: owner,
+                });
             }
             snapshot.segments.extend(range.take());
         }
@@ -895,7 +914,12 @@ impl<'s> Machine<'s> {
             max_split_size: config.max_split_size,
             garbage_collection_threshold: config.garbage_collection_threshold,
             expandable_segments: config.expandable_segments,
-            roundup_power2_divisions: config.roundup_power2_divisions.iter().enumerate().map(|(at, division)| (1 << at, (*division).into())).collect(),
+            roundup_power2_divisions: config
+                .roundup_power2_divisions
+                .iter()
+                .enumerate()
+                .map(|(at, division)| (1 << at, (*division).into()))
+                .collect(),
             raw: serde_json::Map::new(),
         }
     }

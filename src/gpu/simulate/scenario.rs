@@ -728,8 +728,11 @@ impl Reader {
     }
 
     fn steps(&self, value: Value_<'_, '_>, scope: &mut Scope) -> Result<Vec<Step>> {
-        let steps =
-            self.array(value, "step")?.into_iter().map(|value| self.step(&self.table(value, "a step")?, scope)).collect::<Result<Vec<_>>>()?;
+        let steps = self
+            .array(value, "step")?
+            .into_iter()
+            .map(|value| self.step(&self.table(value, "a step")?, scope))
+            .collect::<Result<Vec<_>>>()?;
         if steps.is_empty() {
             return Err(self.error(value.span(), "the list of steps is empty".into()));
         }
@@ -826,7 +829,9 @@ impl Reader {
             None => Lifetime::Scenario,
             Some(value) => self.lifetime(value, scope)?,
         };
-        scope.names.iter().any(|known| *known == name).then_some(()).unwrap_or_else(|| scope.names.push(name.clone()));
+        if !scope.names.contains(&name) {
+            scope.names.push(name.clone());
+        }
         let count = table.number("count", 1, 1..MAX_ALLOCATIONS)?;
         let stream = table.number("stream", 0, STREAM)? as u32;
         Ok(Action::Alloc { name, size, count, stream, lifetime })
@@ -960,7 +965,10 @@ impl Reader {
     fn set(&self, table: &Table<'_, '_>, value: Value_<'_, '_>, scope: &mut Scope) -> Result<Action> {
         table.only(&["set", "value", "random", "cycle", "multiple"])?;
         let variable = self.text(value, "set")?;
-        if variable.is_empty() || !variable.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') || variable.as_bytes()[0].is_ascii_digit() {
+        if variable.is_empty()
+            || !variable.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+            || variable.as_bytes()[0].is_ascii_digit()
+        {
             return Err(self.error(value.span(), format!("`set` is no variable name: `{variable}`")));
         }
         const LIMIT: Range<u64> = 1..(1 << 40);
@@ -981,8 +989,7 @@ impl Reader {
                 list => Value::Cycle(list),
             },
             _ => {
-                return Err(self
-                    .error(value.span(), format!("`set = \"{variable}\"` needs exactly one of `value`, `random` and `cycle`")));
+                return Err(self.error(value.span(), format!("`set = \"{variable}\"` needs exactly one of `value`, `random` and `cycle`")));
             }
         };
         scope.variables.insert(variable.clone());

@@ -56,7 +56,8 @@ impl Rounding {
             return plain;
         }
         let interval = n.ilog2().saturating_sub(20).min(15);
-        let division = self.divisions.iter().find(|(start, _)| start.checked_ilog2() == Some(interval)).map_or(0, |(_, division)| *division);
+        let division =
+            self.divisions.iter().find(|(start, _)| start.checked_ilog2() == Some(interval)).map_or(0, |(_, division)| *division);
         if division <= 1 || n <= MIN_BLOCK * division || !division.is_power_of_two() {
             return plain;
         }

@@ -92,12 +92,7 @@ struct Range_ {
 /// Cuts `from..to` out of the ranges; the pieces cut out are returned.
 fn cut(ranges: &mut BTreeMap<u64, Range_>, from: u64, to: u64) -> Vec<(u64, Range_)> {
     let mut out = Vec::new();
-    let keys: Vec<u64> = ranges
-        .range(..to)
-        .rev()
-        .take_while(|(_, range)| range.end > from)
-        .map(|(start, _)| *start)
-        .collect();
+    let keys: Vec<u64> = ranges.range(..to).rev().take_while(|(_, range)| range.end > from).map(|(start, _)| *start).collect();
     for start in keys.into_iter().rev() {
         let Some(range) = ranges.remove(&start) else { continue };
         if start < from {

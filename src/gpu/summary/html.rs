@@ -12,8 +12,8 @@ use serde_json::json;
 use super::attribution::{Fate, Rounding};
 use super::history::{self, History, NEVER};
 use super::{DeviceSummary, Summary, frames, human};
-use crate::gpu::trace::whatif::{ConfResult, WhatIfReport};
 use crate::gpu::trace::model::{Action, FrameId, Names, Origin, SizeClass, Snapshot, StackId};
+use crate::gpu::trace::whatif::{ConfResult, WhatIfReport};
 
 const TEMPLATE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
@@ -85,7 +85,8 @@ impl Comparison {
 pub fn page(snapshot: &Snapshot, summary: &Summary, title: &str, compare: &[Comparison]) -> String {
     let rounding = Rounding::of(snapshot.settings.as_ref());
     let mut trie = Trie::new(&snapshot.names);
-    let devices: Vec<serde_json::Value> = summary.devices.iter().map(|device| device_data(snapshot, device, &rounding, &mut trie)).collect();
+    let devices: Vec<serde_json::Value> =
+        summary.devices.iter().map(|device| device_data(snapshot, device, &rounding, &mut trie)).collect();
     let mut notes = summary.notes.clone();
     if let Some(conf) = summary.conf.as_deref().filter(|conf| !conf.is_empty()) {
         notes.push(format!("recorded configuration: {conf}"));
@@ -103,7 +104,11 @@ pub fn page(snapshot: &Snapshot, summary: &Summary, title: &str, compare: &[Comp
     let mut out = String::new();
     let mut rest = TEMPLATE;
     // The parts are put in one after the other, so that nothing inside one of them is taken for a marker.
-    for (marker, text) in [("{{STYLE}}", STYLE.trim_end().to_owned()), ("{{DATA}}", script_safe(&data.to_string())), ("{{SCRIPT}}", SCRIPT.trim_end().to_owned())] {
+    for (marker, text) in [
+        ("{{STYLE}}", STYLE.trim_end().to_owned()),
+        ("{{DATA}}", script_safe(&data.to_string())),
+        ("{{SCRIPT}}", SCRIPT.trim_end().to_owned()),
+    ] {
         if let Some((before, after)) = rest.split_once(marker) {
             out.push_str(before);
             out.push_str(&text);
@@ -268,13 +273,7 @@ fn index_of<T: PartialEq + Copy>(list: &mut Vec<T>, value: T) -> u64 {
 fn device_data(snapshot: &Snapshot, device: &DeviceSummary, rounding: &Rounding, trie: &mut Trie<'_>) -> serde_json::Value {
     let trace = snapshot.trace(device.device);
     let history = history::rebuild(snapshot, device.device, rounding);
-    let base = history
-        .segments
-        .iter()
-        .map(|life| life.address)
-        .chain(history.blocks.iter().map(|life| life.address))
-        .min()
-        .unwrap_or(0);
+    let base = history.segments.iter().map(|life| life.address).chain(history.blocks.iter().map(|life| life.address)).min().unwrap_or(0);
     let mut streams: Vec<u64> = vec![0];
     let mut pools: Vec<(u64, u64)> = vec![(0, 0)];
     let mut rows = Vec::new();
@@ -360,8 +359,10 @@ fn device_data(snapshot: &Snapshot, device: &DeviceSummary, rounding: &Rounding,
     if pinned.len() > PIN_ROWS {
         lines.push(format!("The table of pins shows {PIN_ROWS} of {} segments.", pinned.len()));
     }
-    let ooms: Vec<_> = trace.iter().enumerate().filter(|(_, entry)| entry.action == Action::Oom).map(|(at, entry)| json!([at, entry.size])).collect();
-    let marks: Vec<_> = device.timeline.iter().flat_map(|timeline| &timeline.annotations).map(|mark| json!([mark.event, mark.name])).collect();
+    let ooms: Vec<_> =
+        trace.iter().enumerate().filter(|(_, entry)| entry.action == Action::Oom).map(|(at, entry)| json!([at, entry.size])).collect();
+    let marks: Vec<_> =
+        device.timeline.iter().flat_map(|timeline| &timeline.annotations).map(|mark| json!([mark.event, mark.name])).collect();
     json!({
         "id": device.device,
         "events": history.events,
@@ -437,7 +438,9 @@ mod tests {
 
     #[test]
     fn base64_is_the_standard_one() {
-        for (plain, coded) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("fooba", "Zm9vYmE="), ("foobar", "Zm9vYmFy")] {
+        for (plain, coded) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("fooba", "Zm9vYmE="), ("foobar", "Zm9vYmFy")]
+        {
             assert_eq!(base64(plain.as_bytes()), coded);
         }
     }

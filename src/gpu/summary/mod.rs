@@ -389,7 +389,8 @@ fn timeline(
         Some(u64::try_from(entry.time()?.checked_sub(first_time?)?).unwrap_or(0))
     };
     let peak = |values: &[u64]| {
-        let (moment, bytes) = values.iter().copied().enumerate().fold((0, 0), |best, (at, bytes)| if bytes > best.1 { (at, bytes) } else { best });
+        let (moment, bytes) =
+            values.iter().copied().enumerate().fold((0, 0), |best, (at, bytes)| if bytes > best.1 { (at, bytes) } else { best });
         Peak { bytes, event: (moment as u32).checked_sub(1), time_us: time(moment) }
     };
     let peak_active = peak(&totals.active);
@@ -423,7 +424,10 @@ fn timeline(
         })
         .collect();
     if history.contradictions > 0 {
-        notes.push(format!("{} events contradict each other or the final state; the timeline follows the later one", history.contradictions));
+        notes.push(format!(
+            "{} events contradict each other or the final state; the timeline follows the later one",
+            history.contradictions
+        ));
     }
     if first_time.is_none() {
         notes.push("the events carry no times".into());
@@ -506,7 +510,11 @@ fn share(part: u64, whole: u64) -> String {
 
 /// Control characters and line breaks in recorded names do not reach the terminal.
 pub(crate) fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c) { '\u{fffd}' } else { c }).collect()
+    text.chars()
+        .map(|c| {
+            if c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c) { '\u{fffd}' } else { c }
+        })
+        .collect()
 }
 
 fn shorten(text: &str, limit: usize) -> String {

@@ -171,7 +171,10 @@ fn each_cause_is_told_apart() {
         }
     );
     assert_eq!(device.split.total(), device.reserved);
-    assert_eq!(device.empty_cache, EmptyCache { returns: (40 + 30 + 40) * M, after_waiting: 30 * M, private_pools: 20 * M, stays: (18 + 25) * M });
+    assert_eq!(
+        device.empty_cache,
+        EmptyCache { returns: (40 + 30 + 40) * M, after_waiting: 30 * M, private_pools: 20 * M, stays: (18 + 25) * M }
+    );
     assert_eq!(device.expandable_tails, 15 * M);
     let fates: Vec<Fate> = device.segments.iter().map(|segment| segment.fate).collect();
     assert_eq!(fates, [Fate::Pinned, Fate::Free, Fate::Pending, Fate::Pinned, Fate::PrivatePool, Fate::Full]);
@@ -239,11 +242,11 @@ fn lifetimes_span_what_the_recording_missed() {
     const M: u64 = 1 << 20;
     let event = |action, addr, size| TraceEntry::new(action, addr, size, 0);
     snapshot.traces = vec![vec![
-        event(Action::FreeRequested, 0x1000_0000, 3 * M),  // alive before
-        event(Action::FreeCompleted, 0x1000_0000, 3 * M),  //
-        event(Action::SegmentFree, 0x1000_0000, 20 * M),   // its segment goes
-        event(Action::SegmentAlloc, 0x2000_0000, 12 * M),  //
-        event(Action::Alloc, 0x2000_0000, 11 * M + 1),     // not split: less than 1 MiB would be left
+        event(Action::FreeRequested, 0x1000_0000, 3 * M),      // alive before
+        event(Action::FreeCompleted, 0x1000_0000, 3 * M),      //
+        event(Action::SegmentFree, 0x1000_0000, 20 * M),       // its segment goes
+        event(Action::SegmentAlloc, 0x2000_0000, 12 * M),      //
+        event(Action::Alloc, 0x2000_0000, 11 * M + 1),         // not split: less than 1 MiB would be left
         event(Action::FreeRequested, 0x2000_0000, 11 * M + 1), //
         event(Action::FreeCompleted, 0x2000_0000, 11 * M + 1),
         event(Action::Oom, 7 * M, 40 * M),
@@ -295,9 +298,7 @@ fn unmapping_the_middle_of_an_expandable_segment_leaves_two_ranges() {
 
 #[test]
 fn rounding_follows_the_specification() {
-    let with = |list: &[(u64, u64)]| {
-        Rounding::of(Some(&Settings { roundup_power2_divisions: list.to_vec(), ..Settings::default() }))
-    };
+    let with = |list: &[(u64, u64)]| Rounding::of(Some(&Settings { roundup_power2_divisions: list.to_vec(), ..Settings::default() }));
     let plain = Rounding::of(None);
     assert_eq!([0, 1, 512, 513, 1 << 20].map(|n| plain.round(n)), [512, 512, 512, 1024, 1 << 20]);
     let all: Vec<(u64, u64)> = (0..16).map(|k| (1 << k, 4)).collect();
