@@ -14,7 +14,7 @@ use crate::gpu::driver::{Driver, StreamId};
 use crate::gpu::summary::attribution::{Fate, Split};
 use crate::gpu::summary::html::Comparison;
 use crate::gpu::summary::{self, Summary};
-use crate::gpu::trace::model::{self, FrameId, Generation, Segment, Settings, SizeClass, Snapshot, StackId};
+use crate::gpu::trace::model::{self, FrameId, Generation, Segment, Settings, SizeClass, Snapshot, StackId, StrId};
 
 /// The outcome of a scenario under all its variations.
 #[derive(Debug, Clone, Serialize)]
@@ -268,7 +268,7 @@ pub fn run_one(scenario: &Scenario, variation: &Variation) -> Result<Run> {
 }
 
 /// Runs the scenario under one variation and records every event: a snapshot as `torch.cuda.memory._snapshot()` gives it, for
-/// [`summary::summarise`] and its page. The frames name phase, tensor and line of the scenario; the events carry no times.
+/// [`summary::summarise`] and its page. The frames are tensor, step (with its line) and phase; the events carry no times.
 ///
 /// # Errors
 /// As [`run`].
@@ -824,15 +824,17 @@ impl<'s> Machine<'s> {
         let file = snapshot.names.intern(&format!("<{}.toml>", self.scenario.name));
         let mut stacks: Vec<StackId> = Vec::with_capacity(self.tags.len());
         for tag in self.tags.keys() {
-            let mut frame = |name: &str| -> FrameId {
+            let mut frame = |name: &str, file, line: usize| -> FrameId {
                 let name = snapshot.names.intern(name);
-                snapshot.names.intern_frame(model::Frame { name, file, line: tag.line as u32 })
+                snapshot.names.intern_frame(model::Frame { name, file, line: line as u32 })
             };
-            let mut frames = vec![frame(&tag.label)];
+            let mut frames = Vec::new();
+            // The step counts as the user's code; a tensor of a network within it does not, or each would be a holder of its own.
             if tag.step != tag.label {
-                frames.push(frame(&tag.step));
+                frames.push(frame(&tag.label, StrId::EMPTY, 0));
             }
-            frames.push(frame(&tag.phase));
+            frames.push(frame(&tag.step, file, tag.line));
+            frames.push(frame(&tag.phase, file, 0));
             stacks.push(snapshot.names.intern_stack(&frames));
         }
         let stack = |tag: u64| stacks.get(tag as usize).copied().unwrap_or(StackId::EMPTY);

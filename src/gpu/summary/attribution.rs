@@ -51,6 +51,10 @@ impl Rounding {
         if n < MIN_BLOCK {
             return MIN_BLOCK;
         }
+        if n >= 1 << 60 {
+            // No allocator grants it; only a damaged file asks.
+            return n;
+        }
         let plain = n.div_ceil(MIN_BLOCK).saturating_mul(MIN_BLOCK);
         if self.divisions.is_empty() {
             return plain;

@@ -6,7 +6,34 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::attribution::Rounding;
-use crate::gpu::trace::model::{Action, BlockState, PoolId, SizeClass, Snapshot, StackId};
+use crate::gpu::trace::model::{Action, BlockState, PoolId, Segment, SizeClass, Snapshot, StackId, TraceEntry};
+
+/// Largest segment or block that is taken for real, bytes (2 TiB); more is a damaged file.
+const LARGEST: u64 = 1 << 41;
+/// Highest address that is taken for real.
+const HIGHEST: u64 = 1 << 62;
+
+/// The segments of a device whose figures are possible.
+pub fn segments_of(snapshot: &Snapshot, device: u32) -> impl Iterator<Item = &Segment> {
+    snapshot.segments_of(device).filter(|segment| possible(segment))
+}
+
+fn possible(segment: &Segment) -> bool {
+    let fits = |address: u64, size: u64| address <= HIGHEST && size <= LARGEST;
+    fits(segment.address, segment.total_size)
+        && segment.blocks.iter().all(|block| fits(block.address, block.size) && block.requested_size <= LARGEST)
+}
+
+/// Whether an event about memory has possible figures.
+fn possible_event(entry: &TraceEntry) -> bool {
+    entry.addr <= HIGHEST && entry.size <= LARGEST
+}
+
+/// How many segments and events of a device are left out because their figures are impossible.
+pub fn impossible(snapshot: &Snapshot, device: u32) -> usize {
+    let events = snapshot.trace(device).iter().filter(|entry| entry.action != Action::Oom && !possible_event(entry)).count();
+    snapshot.segments_of(device).filter(|segment| !possible(segment)).count() + events
+}
 
 /// Not within the recording.
 pub const NEVER: u32 = u32::MAX;
@@ -123,8 +150,7 @@ pub(super) fn rebuild_with(snapshot: &Snapshot, device: u32, rounding: &Rounding
 
 fn segments(snapshot: &Snapshot, device: u32, history: &mut History) {
     let trace = snapshot.trace(device);
-    let mut now: BTreeMap<u64, Range_> = snapshot
-        .segments_of(device)
+    let mut now: BTreeMap<u64, Range_> = segments_of(snapshot, device)
         .filter(|segment| segment.total_size > 0)
         .map(|segment| {
             (
@@ -143,7 +169,7 @@ fn segments(snapshot: &Snapshot, device: u32, history: &mut History) {
     // Final segments tell more than events do.
     let last = now.clone();
     let told = |address: u64| last.range(..=address).next_back().filter(|(_, range)| range.end > address).map(|(_, range)| *range);
-    let made = |entry: &crate::gpu::trace::model::TraceEntry, expandable: bool| Range_ {
+    let made = |entry: &TraceEntry, expandable: bool| Range_ {
         end: entry.addr.saturating_add(entry.size),
         stream: entry.stream,
         class: if entry.size == 2 << 20 { SizeClass::Small } else { SizeClass::Large },
@@ -152,7 +178,7 @@ fn segments(snapshot: &Snapshot, device: u32, history: &mut History) {
         from: 0,
     };
     // Backwards to the state before the recording.
-    for entry in trace.iter().rev().filter(|entry| entry.size > 0) {
+    for entry in trace.iter().rev().filter(|entry| entry.size > 0 && possible_event(entry)) {
         let end = entry.addr.saturating_add(entry.size);
         match entry.action {
             Action::SegmentAlloc | Action::SegmentMap => {
@@ -184,7 +210,7 @@ fn segments(snapshot: &Snapshot, device: u32, history: &mut History) {
             until,
         });
     };
-    for (index, entry) in trace.iter().enumerate().filter(|(_, entry)| entry.size > 0) {
+    for (index, entry) in trace.iter().enumerate().filter(|(_, entry)| entry.size > 0 && possible_event(entry)) {
         let moment = index as u32 + 1;
         let end = entry.addr.saturating_add(entry.size);
         match entry.action {
@@ -221,7 +247,7 @@ fn blocks(snapshot: &Snapshot, device: u32, rounding: &Rounding, trust_final: bo
     let trace = snapshot.trace(device);
     let mut lives: Vec<BlockLife> = Vec::new();
     let mut open: HashMap<u64, usize> = HashMap::new();
-    for (index, entry) in trace.iter().enumerate() {
+    for (index, entry) in trace.iter().enumerate().filter(|(_, entry)| possible_event(entry)) {
         let moment = index as u32 + 1;
         match entry.action {
             Action::Alloc => {
@@ -274,7 +300,7 @@ fn blocks(snapshot: &Snapshot, device: u32, rounding: &Rounding, trust_final: bo
         }
     }
     // The final state is exact, and shows what lived through the whole recording.
-    for segment in snapshot.segments_of(device) {
+    for segment in segments_of(snapshot, device) {
         for block in segment.blocks.iter().filter(|block| block.state != BlockState::Inactive) {
             let released = if block.state == BlockState::ActivePendingFree { 0 } else { NEVER };
             match open.remove(&block.address) {

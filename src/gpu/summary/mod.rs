@@ -268,8 +268,9 @@ pub fn summarise(snapshot: &Snapshot, options: &Options) -> Summary {
 
 fn summarise_device(snapshot: &Snapshot, device: u32, rounding: &Rounding, options: &Options) -> DeviceSummary {
     let mut frames = Holders::new(&snapshot.names);
-    let mut reports: Vec<(u64, SegmentReport)> =
-        snapshot.segments_of(device).map(|segment| (segment.address, attribution::segment(segment, rounding, &mut frames))).collect();
+    let mut reports: Vec<(u64, SegmentReport)> = history::segments_of(snapshot, device)
+        .map(|segment| (segment.address, attribution::segment(segment, rounding, &mut frames)))
+        .collect();
     reports.sort_by_key(|(address, _)| *address);
     let segments: Vec<SegmentReport> = reports.into_iter().map(|(_, report)| report).collect();
     let mut split = Split::default();
@@ -300,7 +301,7 @@ fn summarise_device(snapshot: &Snapshot, device: u32, rounding: &Rounding, optio
     let (mut allocated, mut active, mut requested) = (0u64, 0u64, 0u64);
     let mut framed = false;
     let mut live = 0usize;
-    for segment in snapshot.segments_of(device) {
+    for segment in history::segments_of(snapshot, device) {
         for block in segment.blocks.iter().filter(|block| block.state != BlockState::Inactive) {
             live += 1;
             framed |= !block.stack.is_empty();
@@ -315,8 +316,12 @@ fn summarise_device(snapshot: &Snapshot, device: u32, rounding: &Rounding, optio
             expandable_tails += tail.map(|block| block.size).sum::<u64>();
         }
     }
-    let reserved = snapshot.segments_of(device).map(|segment| segment.total_size).sum::<u64>();
+    let reserved = history::segments_of(snapshot, device).map(|segment| segment.total_size).sum::<u64>();
     let mut notes = Vec::new();
+    let impossible = history::impossible(snapshot, device);
+    if impossible > 0 {
+        notes.push(format!("{impossible} segments or events have impossible sizes or addresses and are left out: the file is damaged"));
+    }
     let trace = snapshot.trace(device);
     let timeline = (!trace.is_empty()).then(|| timeline(snapshot, device, rounding, options, &mut frames, &mut notes));
     if trace.is_empty() {
@@ -343,7 +348,7 @@ fn summarise_device(snapshot: &Snapshot, device: u32, rounding: &Rounding, optio
         empty_cache,
         expandable_tails,
         streams: streams.into_values().collect(),
-        holders: attribution::holders(snapshot.segments_of(device), &mut frames),
+        holders: attribution::holders(history::segments_of(snapshot, device), &mut frames),
         segments,
         timeline,
         outside,

@@ -249,13 +249,13 @@
     };
     line(high, css("--fg"), []);
     line(reserved, css("--mark"), [6, 3]);
-    // The names of the lines, at the right end and not on top of each other.
-    g.textAlign = "right"; g.textBaseline = "bottom"; g.fillStyle = css("--mark");
-    const yReserved = Math.max(16, y(reserved[cols - 1]) - 3);
-    g.fillText("reserved", LEFT + plotW - 6, yReserved);
-    g.textBaseline = "top"; g.fillStyle = css("--fg");
-    g.fillText("highest in use", LEFT + plotW - 6, Math.max(yReserved + 4, Math.min(h - BOTTOM - 16, y(high[cols - 1]) + 4)));
-    g.textAlign = "left"; g.textBaseline = "bottom";
+    // The names of the lines.
+    g.textAlign = "left"; g.textBaseline = "middle";
+    g.globalAlpha = 0.85; g.fillStyle = css("--bg"); g.fillRect(LEFT + 4, TOP + 2, 210, 16); g.globalAlpha = 1;
+    g.lineWidth = 1.5; g.strokeStyle = css("--mark"); g.setLineDash([6, 3]); g.beginPath(); g.moveTo(LEFT + 8, TOP + 10); g.lineTo(LEFT + 30, TOP + 10); g.stroke();
+    g.setLineDash([]); g.strokeStyle = css("--fg"); g.beginPath(); g.moveTo(LEFT + 96, TOP + 10); g.lineTo(LEFT + 118, TOP + 10); g.stroke();
+    g.fillStyle = css("--fg"); g.fillText("reserved", LEFT + 36, TOP + 10); g.fillText("highest in use", LEFT + 124, TOP + 10);
+    g.textBaseline = "bottom";
     if (showTotal) { const yy = Math.round(y(d.capacity)) + 0.5; g.strokeStyle = css("--soft"); g.setLineDash([2, 4]); g.beginPath(); g.moveTo(LEFT, yy); g.lineTo(w - 4, yy); g.stroke(); g.setLineDash([]); g.fillStyle = css("--soft"); g.textAlign = "right"; g.fillText("card: " + bytes(d.capacity), w - 8, yy - 2); }
     for (const oom of d.ooms) { const x = LEFT + (xOf(oom[0]) - x0) / (x1 - x0) * plotW; if (x >= LEFT && x <= w) { g.fillStyle = css("--mark"); g.fillRect(x - 1, TOP, 2, plotH); g.textAlign = "left"; g.fillText("out of memory", x + 4, TOP + 14); } }
     picture = document.createElement("canvas");

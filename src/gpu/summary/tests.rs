@@ -392,6 +392,29 @@ proptest::proptest! {
         html::page(&snapshot, &summary, "x", &[]);
     }
 
+    /// Sizes and addresses of a damaged file, however large, are no overflow.
+    #[test]
+    fn impossible_figures_are_left_out(address: u64, total_size: u64, size: u64, requested_size: u64, addr: u64, wanted: u64, time_us: i64) {
+        let mut snapshot = Snapshot::empty(Generation::V2);
+        for state in [BlockState::ActiveAllocated, BlockState::Inactive] {
+            let blocks = vec![Block { address, size, requested_size, state, stack: StackId::EMPTY }; 2];
+            snapshot.segments.push(Segment {
+                device: 0, address, total_size, allocated_size: 0, active_size: 0, requested_size: 0, stream: 0,
+                class: SizeClass::Large, pool_id: (0, 0), expandable: false, stack: StackId::EMPTY, blocks,
+            });
+        }
+        snapshot.traces = vec![
+            [Action::SegmentFree, Action::SegmentAlloc, Action::Alloc, Action::FreeCompleted, Action::Oom]
+                .map(|action| TraceEntry { time_us, ..TraceEntry::new(action, addr, wanted, 0) })
+                .to_vec(),
+        ];
+        let summary = summarise(&snapshot, &Options::default());
+        let device = &summary.devices[0];
+        proptest::prop_assert_eq!(device.split.total(), device.reserved);
+        text(&summary, 3);
+        html::page(&snapshot, &summary, "x", &[]);
+    }
+
     /// Any list of events, however contradictory, gives lifetimes that make sense and a page.
     #[test]
     fn contradictory_events_are_no_panic(events in proptest::collection::vec((0u8..9, 0u64..40, 0u64..40), 0..60)) {
