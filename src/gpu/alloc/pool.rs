@@ -151,6 +151,13 @@ impl FreeSet {
             right = node.key < key;
             at = if right { node.right } else { node.left };
         }
+        self.unlink(bin, at, parent, right);
+        true
+    }
+
+    /// Takes a node out of its bin's tree; `right` says on which side of `parent` it hangs.
+    #[inline]
+    fn unlink(&mut self, bin: usize, at: u32, parent: u32, right: bool) {
         let node = self.nodes[at as usize];
         let joined = if node.left == NONE {
             node.right
@@ -175,7 +182,37 @@ impl FreeSet {
         self.nodes[at as usize].left = self.spare;
         self.spare = at;
         self.len -= 1;
-        true
+    }
+
+    /// Takes the best fit for `size` out of the set.
+    #[inline]
+    pub fn take_best_fit(&mut self, size: u64) -> Option<Key> {
+        let mut bin = bin_of(size);
+        let (mut at, mut parent, mut right) = (self.roots[bin], NONE, false);
+        let mut best = (NONE, NONE, false);
+        while at != NONE {
+            let node = &self.nodes[at as usize];
+            if node.key.size >= size {
+                best = (at, parent, right);
+                (parent, right, at) = (at, false, node.left);
+            } else {
+                (parent, right, at) = (at, true, node.right);
+            }
+        }
+        if best.0 == NONE {
+            bin = self.next_bin(bin + 1)?;
+            best.0 = self.roots[bin];
+            loop {
+                let left = self.nodes[best.0 as usize].left;
+                if left == NONE {
+                    break;
+                }
+                best = (left, best.0, false);
+            }
+        }
+        let key = self.nodes[best.0 as usize].key;
+        self.unlink(bin, best.0, best.1, best.2);
+        Some(key)
     }
 
     /// Joins two trees, all keys of the first being smaller.
@@ -335,6 +372,15 @@ impl Pool {
         }
     }
 
+    /// The stream's blocks, if it has had any.
+    #[inline]
+    pub fn known_stream_mut(&mut self, stream: u64) -> Option<&mut StreamBlocks> {
+        match self.streams.first() {
+            Some(first) if first.stream == stream => self.streams.first_mut(),
+            _ => self.streams.binary_search_by_key(&stream, |s| s.stream).ok().map(|at| &mut self.streams[at]),
+        }
+    }
+
     #[inline]
     pub fn stream_mut(&mut self, stream: u64) -> &mut StreamBlocks {
         let at = match self.streams.first() {
@@ -407,6 +453,11 @@ mod tests {
             assert_eq!(set.at_least(probe), model.range(probe..).next().copied());
             assert_eq!(set.after(probe), model.range((std::ops::Bound::Excluded(probe), std::ops::Bound::Unbounded)).next().copied());
             assert_eq!(set.before(probe), model.range(..probe).next_back().copied());
+            if random(10) == 0 {
+                let best = model.range(Key { size, tie: 0, id: 0 }..).next().copied();
+                assert_eq!(set.take_best_fit(size), best);
+                best.map(|best| model.remove(&best));
+            }
             assert_eq!(set.len(), model.len());
             peak = peak.max(set.len());
         }

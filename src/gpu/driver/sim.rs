@@ -356,7 +356,7 @@ impl State {
             return None;
         }
         let (state, odds) = self.random_faults.as_mut()?;
-        if step(state) % *odds != 0 {
+        if !step(state).is_multiple_of(*odds) {
             return None;
         }
         self.injected += 1;
@@ -629,7 +629,7 @@ impl Driver for SimGpu {
         let call = Call::MemsetD32;
         let mut state = self.enter(call)?;
         ensure(call, state.streams.contains_key(&stream.0), code::INVALID_HANDLE)?;
-        let bytes = count.checked_mul(4).filter(|_| to % 4 == 0).ok_or(DriverError::new(call, code::INVALID_VALUE))?;
+        let bytes = count.checked_mul(4).filter(|_| to.is_multiple_of(4)).ok_or(DriverError::new(call, code::INVALID_VALUE))?;
         ensure(call, state.accessible(to, bytes), code::ILLEGAL_ADDRESS)?;
         state.fill(to, bytes, value.to_ne_bytes());
         Ok(())
@@ -645,7 +645,7 @@ impl Driver for SimGpu {
         let call = Call::MemAddressReserve;
         let mut state = self.enter(call)?;
         ensure(call, state.config.virtual_memory, code::NOT_SUPPORTED)?;
-        ensure(call, bytes > 0 && bytes % state.config.granularity == 0, code::INVALID_VALUE)?;
+        ensure(call, bytes > 0 && bytes.is_multiple_of(state.config.granularity), code::INVALID_VALUE)?;
         let reserved: u64 = state.reservations.values().sum();
         ensure(call, state.address_limit.is_none_or(|limit| reserved.saturating_add(bytes) <= limit), code::OUT_OF_MEMORY)?;
         let address = state.place(bytes).ok_or(DriverError::new(call, code::OUT_OF_MEMORY))?;
@@ -667,7 +667,7 @@ impl Driver for SimGpu {
         let call = Call::MemCreate;
         let mut state = self.enter(call)?;
         ensure(call, state.config.virtual_memory, code::NOT_SUPPORTED)?;
-        ensure(call, bytes > 0 && bytes % state.config.granularity == 0, code::INVALID_VALUE)?;
+        ensure(call, bytes > 0 && bytes.is_multiple_of(state.config.granularity), code::INVALID_VALUE)?;
         ensure(call, state.room(bytes), code::OUT_OF_MEMORY)?;
         let memory = state.take_granules(bytes);
         let handle = state.next_handle;
@@ -693,7 +693,7 @@ impl Driver for SimGpu {
         let unit = state.config.granularity;
         let end = address.checked_add(bytes).ok_or(DriverError::new(call, code::INVALID_VALUE))?;
         let inside = state.reservations.range(..=address).next_back().is_some_and(|(start, size)| end <= start + size);
-        ensure(call, inside && address % unit == 0, code::INVALID_VALUE)?;
+        ensure(call, inside && address.is_multiple_of(unit), code::INVALID_VALUE)?;
         let size = state.physicals.get(&handle.0).filter(|memory| !memory.released).map(|memory| memory.granules.len() as u64 * unit);
         ensure(call, size == Some(bytes), code::INVALID_VALUE)?;
         let before = state.mappings.range((Bound::Unbounded, Bound::Excluded(end))).next_back();

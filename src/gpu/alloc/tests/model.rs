@@ -288,10 +288,11 @@ impl Model {
                 }
             }
         }
-        if self.config.max_split_size.is_some() && self.release_oversize(pool, small, stream, size) {
-            if let Some(found) = self.take(pool, small, stream, size, wanted) {
-                return Some(found);
-            }
+        if self.config.max_split_size.is_some()
+            && self.release_oversize(pool, small, stream, size)
+            && let Some(found) = self.take(pool, small, stream, size, wanted)
+        {
+            return Some(found);
         }
         if !self.capturing() {
             self.empty_cache();

@@ -282,7 +282,7 @@ impl Program {
 
     fn took(&mut self, got: &Allocation, requested: u64, step: u64) {
         let end = got.address + got.size;
-        assert!(got.size >= requested && got.size % 512 == 0 && got.address % 512 == 0);
+        assert!(got.size >= requested && got.size.is_multiple_of(512) && got.address.is_multiple_of(512));
         if let Some((before, (size, ..))) = self.live.range(..end).next_back() {
             assert!(before + size <= got.address, "step {step}: {:#x} overlaps the live block {before:#x}", got.address);
         }
