@@ -307,7 +307,7 @@ impl AllocConfig {
                     format!("`max_split_size_mb` together with `expandable_segments` crashes torch {} (fixed in 2.5)", policy.version),
                 );
             }
-            if self.large_segment_size % (2 * MIB) != 0 {
+            if !self.large_segment_size.is_multiple_of(2 * MIB) {
                 warn(
                     "large_segment_size_mb",
                     "`large_segment_size_mb` is no multiple of 2 MiB, the unit that expandable segments are mapped in".to_owned(),

@@ -230,6 +230,8 @@ pub struct DeviceAllocator<D: Driver> {
     pressure: Option<Pressure>,
     /// Requests served without caching.
     uncached: HashMap<u64, u64>,
+    /// Expandable segments.
+    ranges: u32,
     // What the present call took.
     taken: u64,
     taken_address: u64,
@@ -278,6 +280,7 @@ impl<D: Driver> DeviceAllocator<D> {
             history: None,
             pressure: None,
             uncached: HashMap::new(),
+            ranges: 0,
             taken: 0,
             taken_address: 0,
             retried: false,
@@ -494,6 +497,9 @@ impl<D: Driver> DeviceAllocator<D> {
     fn take_free(&mut self, pool: u32, size: u64, stream: u64) -> Option<u32> {
         if self.collects_garbage() {
             self.pools[pool as usize].searches += 1;
+        }
+        if self.ranges == 0 && self.config.max_split_size.is_none() {
+            return Some(self.pools[pool as usize].known_stream_mut(stream)?.free.take_best_fit(size)?.id);
         }
         let mut key = self.pools[pool as usize].stream(stream)?.free.best_fit(size)?;
         if self.blocks[key.id].expandable {
@@ -1330,6 +1336,7 @@ impl<D: Driver> DeviceAllocator<D> {
             expandable: Some(Box::new(Expandable::new(base, page, reserved))),
             live: true,
         });
+        self.ranges += 1;
         let id = self.new_block(base, reserved, stream, pool, segment, BlockState::Unmapped, true);
         self.segments[segment].head = id;
         if let Some(private) = self.private_mut(pool) {
@@ -1464,6 +1471,7 @@ impl<D: Driver> DeviceAllocator<D> {
         self.unlist(id);
         self.blocks.remove(id);
         self.segments.remove(segment);
+        self.ranges -= 1;
         if let Some(private) = self.private_mut(pool) {
             private.segments -= 1;
         }
@@ -1872,10 +1880,11 @@ impl<D: Driver> DeviceAllocator<D> {
         let small = segment_seed.small;
         let expandable = segment_seed.expandable;
         let id = self.new_block(seed.address, seed.size, segment_seed.stream.0, pool, segment, seed.state, expandable);
-        if last == NONE {
-            self.segments[segment].head = id;
-        } else {
+        // The blocks of an expandable range are linked in by the caller.
+        if last != NONE {
             self.link_after(id, last);
+        } else if !expandable {
+            self.segments[segment].head = id;
         }
         self.blocks[id].requested = seed.requested;
         self.blocks[id].tag = seed.tag;
@@ -1909,13 +1918,13 @@ impl<D: Driver> DeviceAllocator<D> {
         for seed in ranges {
             let pool = self.seed_pool(seed);
             let large = self.config.large_segment_size;
-            let page = if seed.small || seed.size % large != 0 { SMALL_BUFFER } else { large };
+            let page = if seed.small || !seed.size.is_multiple_of(large) { SMALL_BUFFER } else { large };
             let same = previous.is_some_and(|p| (p.pool, p.stream, p.small) == (seed.pool, seed.stream, seed.small));
             let end = seed.address + seed.size;
             let fits = open.filter(|(segment, _, limit)| {
                 let segment = &self.segments[*segment];
                 let page = segment.expandable.as_ref().map_or(page, |expandable| expandable.page);
-                same && end <= *limit && (seed.address - segment.addr) % page == 0 && seed.size % page == 0
+                same && end <= *limit && (seed.address - segment.addr).is_multiple_of(page) && seed.size.is_multiple_of(page)
             });
             let (segment, last, limit) = fits.unwrap_or_else(|| {
                 let reserved = round_up((self.total + self.total / 8).max(seed.size), page);
@@ -2101,7 +2110,7 @@ fn check_seeds(seeds: &[SegmentSeed]) -> Result<(), AllocError> {
         if seed.address == 0 || seed.size == 0 {
             return bad("the segment has no address or no bytes");
         }
-        if seed.expandable && seed.size % SMALL_BUFFER != 0 {
+        if seed.expandable && !seed.size.is_multiple_of(SMALL_BUFFER) {
             return bad("its mapped range is not whole pages of 2 MiB");
         }
         spans.push((seed.address, end));

@@ -6,8 +6,8 @@
 //! * [`DeviceAllocator`] is the allocator itself: single-threaded, for replay and simulation.
 //! * [`CachingAllocator`] is a handle that can be shared between threads: one lock a device.
 //!
-//! In the steady state (nothing is taken from or given back to the driver) neither of them uses the heap, unless more
-//! than 256 free blocks of one stream fall into one size class.
+//! In the steady state (nothing is taken from or given back to the driver, and no more blocks are alive, free or waiting
+//! at once than before) neither of them uses the heap.
 
 mod block;
 /// Settings: `PYTORCH_CUDA_ALLOC_CONF` and the like.

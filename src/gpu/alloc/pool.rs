@@ -2,9 +2,10 @@
 //!
 //! One [`FreeSet`] holds the free blocks of one pool and stream, ordered by (size, tie). Sizes are binned
 //! monotonically (exact below 32 KiB, 32 bins a power of two above), a bitmap names the bins in use, and every bin is
-//! sorted: the exact best fit is a look at two bitmap words and one bin.
+//! a treap whose nodes lie in one array: the exact best fit is a look at two bitmap words and a walk down one tree,
+//! which mostly has one node. The heap is used only when more blocks are free at once than ever before.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::block::NONE;
 
@@ -12,8 +13,6 @@ use super::block::NONE;
 const EXACT: usize = 64;
 const BINS: usize = EXACT + 49 * 32;
 const WORDS: usize = BINS.div_ceil(64);
-/// A bin keeps its smallest keys in an array of at most this length, the rest in a tree.
-const ARRAY: usize = 256;
 
 /// Position of a free block in the search order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,118 +33,27 @@ fn bin_of(size: u64) -> usize {
     }
 }
 
-#[derive(Debug, Default)]
-struct Bin {
-    /// The smallest keys, in descending order: the first one to take is the last.
-    keys: Vec<Key>,
-    /// Keys greater than all in `keys`.
-    rest: Option<Box<BTreeSet<Key>>>,
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    key: Key,
+    left: u32,
+    right: u32,
+    priority: u32,
 }
 
-impl Bin {
-    #[inline]
-    fn insert(&mut self, key: Key) {
-        if let Some(rest) = &mut self.rest
-            && self.keys.first().is_none_or(|largest| key > *largest)
-        {
-            rest.insert(key);
-            return;
-        }
-        let at = if self.keys.len() <= 8 {
-            // Short bins are the rule: a scan from the small end beats a binary search.
-            let mut at = self.keys.len();
-            while at > 0 && self.keys[at - 1] < key {
-                at -= 1;
-            }
-            at
-        } else {
-            self.keys.partition_point(|other| *other > key)
-        };
-        self.keys.insert(at, key);
-        if self.keys.len() > ARRAY {
-            let largest = self.keys.remove(0);
-            self.rest.get_or_insert_default().insert(largest);
-        }
-    }
-
-    #[inline]
-    fn remove(&mut self, key: Key) -> bool {
-        let at = if self.keys.len() <= 8 {
-            self.keys.iter().rposition(|other| *other == key)
-        } else {
-            let at = self.keys.partition_point(|other| *other > key);
-            (self.keys.get(at) == Some(&key)).then_some(at)
-        };
-        match at {
-            Some(at) => {
-                self.keys.remove(at);
-                if self.keys.is_empty() && self.rest.is_some() {
-                    self.refill();
-                }
-                true
-            }
-            None => {
-                self.rest.as_mut().is_some_and(|rest| rest.remove(&key)) && {
-                    if self.rest.as_ref().is_some_and(|rest| rest.is_empty()) {
-                        self.rest = None;
-                    }
-                    true
-                }
-            }
-        }
-    }
-
-    #[cold]
-    fn refill(&mut self) {
-        if let Some(rest) = &mut self.rest {
-            for _ in 0..ARRAY / 2 {
-                let Some(key) = rest.pop_first() else { break };
-                self.keys.push(key);
-            }
-            self.keys.reverse();
-            if rest.is_empty() {
-                self.rest = None;
-            }
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.keys.is_empty()
-    }
-
-    /// The smallest key >= `from`.
-    #[inline]
-    fn at_least(&self, from: &Key) -> Option<Key> {
-        match self.keys.last() {
-            Some(smallest) if smallest >= from => return Some(*smallest),
-            _ => {}
-        }
-        let at = self.keys.partition_point(|other| *other >= *from);
-        if at > 0 {
-            return Some(self.keys[at - 1]);
-        }
-        self.rest.as_ref().and_then(|rest| rest.range(*from..).next().copied())
-    }
-
-    /// The largest key < `before`.
-    fn below(&self, before: &Key) -> Option<Key> {
-        let tail = self.rest.as_ref().and_then(|rest| rest.range(..*before).next_back().copied());
-        tail.or_else(|| {
-            let at = self.keys.partition_point(|other| *other >= *before);
-            self.keys.get(at).copied()
-        })
-    }
-
-    fn for_each(&self, mut f: impl FnMut(Key)) {
-        self.keys.iter().rev().for_each(|key| f(*key));
-        self.rest.iter().flat_map(|rest| rest.iter()).for_each(|key| f(*key));
-    }
+/// Priorities decide the shape of a treap; any fixed scrambling of the key will do.
+#[inline]
+fn priority(key: Key) -> u32 {
+    ((key.tie ^ key.size << 20).wrapping_add(u64::from(key.id)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32
 }
 
 /// The free blocks of one pool and stream.
 #[derive(Debug)]
 pub(crate) struct FreeSet {
-    bins: Vec<Bin>,
+    roots: Vec<u32>,
+    nodes: Vec<Node>,
+    /// First unused node; unused nodes are chained by `left`.
+    spare: u32,
     words: [u64; WORDS],
     summary: u64,
     len: usize,
@@ -153,37 +61,188 @@ pub(crate) struct FreeSet {
 
 impl Default for FreeSet {
     fn default() -> Self {
-        let mut bins = Vec::new();
-        bins.resize_with(BINS, Bin::default);
-        FreeSet { bins, words: [0; WORDS], summary: 0, len: 0 }
+        FreeSet { roots: vec![NONE; BINS], nodes: Vec::new(), spare: NONE, words: [0; WORDS], summary: 0, len: 0 }
     }
 }
 
 impl FreeSet {
+    /// `key` must not be in the set.
     #[inline]
     pub fn insert(&mut self, key: Key) {
         let bin = bin_of(key.size);
-        self.bins[bin].insert(key);
-        self.words[bin / 64] |= 1 << (bin % 64);
-        self.summary |= 1 << (bin / 64);
+        let node = Node { key, left: NONE, right: NONE, priority: priority(key) };
+        let id = if self.spare == NONE {
+            self.nodes.push(node);
+            (self.nodes.len() - 1) as u32
+        } else {
+            let id = self.spare;
+            self.spare = self.nodes[id as usize].left;
+            self.nodes[id as usize] = node;
+            id
+        };
         self.len += 1;
+        let root = self.roots[bin];
+        if root == NONE {
+            self.roots[bin] = id;
+            self.words[bin / 64] |= 1 << (bin % 64);
+            self.summary |= 1 << (bin / 64);
+        } else {
+            self.roots[bin] = self.insert_below(root, id);
+        }
+    }
+
+    /// Inserts node `id` into the tree at `root`; returns the new root.
+    fn insert_below(&mut self, root: u32, id: u32) -> u32 {
+        let new = self.nodes[id as usize];
+        let (mut top, mut parent, mut right, mut at) = (root, NONE, false, root);
+        while at != NONE && self.nodes[at as usize].priority >= new.priority {
+            parent = at;
+            right = self.nodes[at as usize].key < new.key;
+            at = if right { self.nodes[at as usize].right } else { self.nodes[at as usize].left };
+        }
+        match parent {
+            NONE => top = id,
+            parent if right => self.nodes[parent as usize].right = id,
+            parent => self.nodes[parent as usize].left = id,
+        }
+        // Split what was here: smaller keys to the left of the new node, greater ones to the right.
+        let (mut left_end, mut right_end) = (NONE, NONE);
+        while at != NONE {
+            let node = self.nodes[at as usize];
+            if node.key < new.key {
+                match left_end {
+                    NONE => self.nodes[id as usize].left = at,
+                    end => self.nodes[end as usize].right = at,
+                }
+                left_end = at;
+                at = node.right;
+            } else {
+                match right_end {
+                    NONE => self.nodes[id as usize].right = at,
+                    end => self.nodes[end as usize].left = at,
+                }
+                right_end = at;
+                at = node.left;
+            }
+        }
+        if left_end != NONE {
+            self.nodes[left_end as usize].right = NONE;
+        }
+        if right_end != NONE {
+            self.nodes[right_end as usize].left = NONE;
+        }
+        top
     }
 
     /// Whether the key was there.
     #[inline]
     pub fn remove(&mut self, key: Key) -> bool {
         let bin = bin_of(key.size);
-        let found = self.bins[bin].remove(key);
-        if found {
-            self.len -= 1;
-            if self.bins[bin].is_empty() {
-                self.words[bin / 64] &= !(1 << (bin % 64));
-                if self.words[bin / 64] == 0 {
-                    self.summary &= !(1 << (bin / 64));
+        let (mut parent, mut right, mut at) = (NONE, false, self.roots[bin]);
+        loop {
+            if at == NONE {
+                return false;
+            }
+            let node = &self.nodes[at as usize];
+            if node.key == key {
+                break;
+            }
+            parent = at;
+            right = node.key < key;
+            at = if right { node.right } else { node.left };
+        }
+        self.unlink(bin, at, parent, right);
+        true
+    }
+
+    /// Takes a node out of its bin's tree; `right` says on which side of `parent` it hangs.
+    #[inline]
+    fn unlink(&mut self, bin: usize, at: u32, parent: u32, right: bool) {
+        let node = self.nodes[at as usize];
+        let joined = if node.left == NONE {
+            node.right
+        } else if node.right == NONE {
+            node.left
+        } else {
+            self.join(node.left, node.right)
+        };
+        match parent {
+            NONE => {
+                self.roots[bin] = joined;
+                if joined == NONE {
+                    self.words[bin / 64] &= !(1 << (bin % 64));
+                    if self.words[bin / 64] == 0 {
+                        self.summary &= !(1 << (bin / 64));
+                    }
                 }
             }
+            parent if right => self.nodes[parent as usize].right = joined,
+            parent => self.nodes[parent as usize].left = joined,
         }
-        found
+        self.nodes[at as usize].left = self.spare;
+        self.spare = at;
+        self.len -= 1;
+    }
+
+    /// Takes the best fit for `size` out of the set.
+    #[inline]
+    pub fn take_best_fit(&mut self, size: u64) -> Option<Key> {
+        let mut bin = bin_of(size);
+        let (mut at, mut parent, mut right) = (self.roots[bin], NONE, false);
+        let mut best = (NONE, NONE, false);
+        while at != NONE {
+            let node = &self.nodes[at as usize];
+            if node.key.size >= size {
+                best = (at, parent, right);
+                (parent, right, at) = (at, false, node.left);
+            } else {
+                (parent, right, at) = (at, true, node.right);
+            }
+        }
+        if best.0 == NONE {
+            bin = self.next_bin(bin + 1)?;
+            best.0 = self.roots[bin];
+            loop {
+                let left = self.nodes[best.0 as usize].left;
+                if left == NONE {
+                    break;
+                }
+                best = (left, best.0, false);
+            }
+        }
+        let key = self.nodes[best.0 as usize].key;
+        self.unlink(bin, best.0, best.1, best.2);
+        Some(key)
+    }
+
+    /// Joins two trees, all keys of the first being smaller.
+    fn join(&mut self, mut left: u32, mut right: u32) -> u32 {
+        let (mut top, mut end, mut end_right) = (NONE, NONE, false);
+        loop {
+            let next = if left == NONE {
+                right
+            } else if right == NONE || self.nodes[left as usize].priority >= self.nodes[right as usize].priority {
+                left
+            } else {
+                right
+            };
+            match end {
+                NONE => top = next,
+                end if end_right => self.nodes[end as usize].right = next,
+                end => self.nodes[end as usize].left = next,
+            }
+            if left == NONE || right == NONE {
+                return top;
+            }
+            end = next;
+            if next == left {
+                left = self.nodes[next as usize].right;
+                end_right = true;
+            } else {
+                right = self.nodes[next as usize].left;
+                end_right = false;
+            }
+        }
     }
 
     #[inline]
@@ -196,7 +255,7 @@ impl FreeSet {
         if here != 0 {
             return Some(word * 64 + here.trailing_zeros() as usize);
         }
-        let above = if word + 1 >= 64 { 0 } else { self.summary & (u64::MAX << (word + 1)) };
+        let above = self.summary & (u64::MAX << word << 1);
         if above == 0 {
             return None;
         }
@@ -212,13 +271,27 @@ impl FreeSet {
     #[inline]
     pub fn at_least(&self, from: Key) -> Option<Key> {
         let bin = bin_of(from.size);
-        if self.words[bin / 64] >> (bin % 64) & 1 == 1
-            && let Some(key) = self.bins[bin].at_least(&from)
-        {
-            return Some(key);
+        let (mut at, mut best) = (self.roots[bin], None);
+        while at != NONE {
+            let node = &self.nodes[at as usize];
+            at = if node.key >= from {
+                best = Some(node.key);
+                node.left
+            } else {
+                node.right
+            };
         }
-        let bin = self.next_bin(bin + 1)?;
-        self.bins[bin].keys.last().copied()
+        if best.is_some() {
+            return best;
+        }
+        let mut at = self.roots[self.next_bin(bin + 1)?];
+        loop {
+            let node = &self.nodes[at as usize];
+            if node.left == NONE {
+                return Some(node.key);
+            }
+            at = node.left;
+        }
     }
 
     /// The best fit for `size`.
@@ -235,18 +308,28 @@ impl FreeSet {
     /// The last key before `key`, which need not be in the set.
     pub fn before(&self, key: Key) -> Option<Key> {
         let bin = bin_of(key.size);
-        self.bins[bin].below(&key).or_else(|| {
-            let bin = self.prev_bin(bin)?;
-            self.bins[bin].below(&Key { size: u64::MAX, tie: u64::MAX, id: NONE })
-        })
+        let below = |root: u32| {
+            let (mut at, mut best) = (root, None);
+            while at != NONE {
+                let node = &self.nodes[at as usize];
+                at = if node.key < key {
+                    best = Some(node.key);
+                    node.right
+                } else {
+                    node.left
+                };
+            }
+            best
+        };
+        below(self.roots[bin]).or_else(|| below(self.roots[self.prev_bin(bin)?]))
     }
 
     /// All keys in search order.
     pub fn for_each(&self, mut f: impl FnMut(Key)) {
-        let mut from = 0;
-        while let Some(bin) = self.next_bin(from) {
-            self.bins[bin].for_each(&mut f);
-            from = bin + 1;
+        let mut next = self.best_fit(0);
+        while let Some(key) = next {
+            f(key);
+            next = self.after(key);
         }
     }
 
@@ -289,6 +372,15 @@ impl Pool {
         }
     }
 
+    /// The stream's blocks, if it has had any.
+    #[inline]
+    pub fn known_stream_mut(&mut self, stream: u64) -> Option<&mut StreamBlocks> {
+        match self.streams.first() {
+            Some(first) if first.stream == stream => self.streams.first_mut(),
+            _ => self.streams.binary_search_by_key(&stream, |s| s.stream).ok().map(|at| &mut self.streams[at]),
+        }
+    }
+
     #[inline]
     pub fn stream_mut(&mut self, stream: u64) -> &mut StreamBlocks {
         let at = match self.streams.first() {
@@ -319,6 +411,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     #[test]
     fn bins_are_monotone_and_within_bounds() {
@@ -335,8 +428,8 @@ mod tests {
     }
 
     #[test]
-    fn the_set_agrees_with_a_tree_also_in_crowded_bins() {
-        let (mut set, mut model) = (FreeSet::default(), BTreeSet::new());
+    fn the_set_agrees_with_a_tree() {
+        let (mut set, mut model, mut peak) = (FreeSet::default(), BTreeSet::new(), 0);
         let mut state = 7u64;
         let mut random = move |n: u64| {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -360,11 +453,17 @@ mod tests {
             assert_eq!(set.at_least(probe), model.range(probe..).next().copied());
             assert_eq!(set.after(probe), model.range((std::ops::Bound::Excluded(probe), std::ops::Bound::Unbounded)).next().copied());
             assert_eq!(set.before(probe), model.range(..probe).next_back().copied());
+            if random(10) == 0 {
+                let best = model.range(Key { size, tie: 0, id: 0 }..).next().copied();
+                assert_eq!(set.take_best_fit(size), best);
+                best.map(|best| model.remove(&best));
+            }
             assert_eq!(set.len(), model.len());
+            peak = peak.max(set.len());
         }
         let mut all = Vec::new();
         set.for_each(|key| all.push(key));
         assert!(all.iter().eq(model.iter()));
-        assert!(set.bins[1].rest.is_some(), "the test must reach crowded bins");
+        assert_eq!(set.nodes.len(), peak, "nodes are used again");
     }
 }

@@ -1,7 +1,7 @@
 //! A GPU in host memory: real bytes behind device addresses, and faults on demand.
 //!
 //! * Physical memory is made of 2 MiB granules with addresses of their own. Address space is separate from it: two
-//!   addresses may map the same memory. Host memory is used only for the 64 KiB chunks that were written, so a card of
+//!   addresses may map the same memory. Host memory is used only for the 16 KiB chunks that were written, so a card of
 //!   141 GiB costs nothing until touched. Memory never written reads as `0xCD`.
 //! * An access must stay inside one allocation, or inside mapped and accessible pages; anything else fails with
 //!   `CUDA_ERROR_ILLEGAL_ADDRESS`.
@@ -16,7 +16,7 @@ use std::{cmp::Reverse, ops::Bound};
 
 use super::{Call, DeviceProperties, Driver, DriverError, DriverResult, EventId, MemHandle, MemInfo, StreamId, code};
 
-const CHUNK: u64 = 64 << 10;
+const CHUNK: u64 = 16 << 10;
 /// What memory holds before it is written.
 const POISON: u8 = 0xCD;
 const LOWEST: u64 = 1 << 36;
@@ -115,8 +115,8 @@ struct Fault {
 #[derive(Debug)]
 struct State {
     config: SimConfig,
-    /// Memory behind granules, by physical chunk number.
-    chunks: HashMap<u64, Box<[u8]>>,
+    /// Memory behind granules that were written to: their chunks, as far as those were written to.
+    memory: HashMap<u32, Vec<Option<Box<[u8]>>>>,
     next_granule: u32,
     spare_granules: BinaryHeap<Reverse<u32>>,
     used: u64,
@@ -170,7 +170,7 @@ impl SimGpu {
 
     /// A card as configured. A granularity that is no power of two of at least 64 KiB is raised to the next one.
     pub fn with(mut config: SimConfig) -> Self {
-        config.granularity = config.granularity.max(CHUNK).next_power_of_two();
+        config.granularity = config.granularity.max(64 << 10).next_power_of_two();
         config.capacity -= config.capacity % config.granularity;
         let random = match config.order {
             AddressOrder::Shuffled(seed) => seed,
@@ -178,7 +178,7 @@ impl SimGpu {
         };
         SimGpu(Arc::new(Mutex::new(State {
             config,
-            chunks: HashMap::new(),
+            memory: HashMap::new(),
             next_granule: 0,
             spare_granules: BinaryHeap::new(),
             used: 0,
@@ -254,7 +254,8 @@ impl SimGpu {
         self.state().faults.push(Fault { call, skip: nth.saturating_sub(1), code, forever: true });
     }
 
-    /// One call in `odds`, by a seed, fails: with out of memory where memory is taken, else with code 999.
+    /// One call in `odds`, by a seed, fails: with out of memory where memory is taken, else with code 999. Copies, fills
+    /// and questions about memory are spared.
     pub fn fail_randomly(&self, seed: u64, odds: u64) {
         self.state().random_faults = Some((seed, odds.max(1)));
     }
@@ -329,7 +330,7 @@ impl SimGpu {
             reservations: state.reservations.len(),
             streams: state.streams.len() - 1,
             events: state.events.len(),
-            host_bytes: state.chunks.len() as u64 * CHUNK,
+            host_bytes: state.memory.values().flatten().flatten().count() as u64 * CHUNK,
         }
     }
 }
@@ -351,8 +352,11 @@ impl State {
             self.injected += 1;
             return Some(code);
         }
+        if matches!(call, Call::MemGetInfo | Call::MemcpyHtoD | Call::MemcpyDtoH | Call::MemcpyDtoD | Call::MemsetD8 | Call::MemsetD32) {
+            return None;
+        }
         let (state, odds) = self.random_faults.as_mut()?;
-        if step(state) % *odds != 0 {
+        if !step(state).is_multiple_of(*odds) {
             return None;
         }
         self.injected += 1;
@@ -393,11 +397,8 @@ impl State {
         }
         if let Some(memory) = self.physicals.remove(&physical) {
             self.used -= memory.granules.len() as u64 * self.config.granularity;
-            let per_granule = self.config.granularity / CHUNK;
             for granule in memory.granules {
-                for chunk in 0..per_granule {
-                    self.chunks.remove(&(u64::from(granule) * per_granule + chunk));
-                }
+                self.memory.remove(&granule);
                 self.spare_granules.push(Reverse(granule));
             }
         }
@@ -477,7 +478,9 @@ impl State {
     }
 
     fn chunk(&mut self, physical: u64) -> &mut [u8] {
-        self.chunks.entry(physical / CHUNK).or_insert_with(|| vec![POISON; CHUNK as usize].into_boxed_slice())
+        let unit = self.config.granularity;
+        let chunks = self.memory.entry((physical / unit) as u32).or_insert_with(|| vec![None; (unit / CHUNK) as usize]);
+        chunks[(physical % unit / CHUNK) as usize].get_or_insert_with(|| vec![POISON; CHUNK as usize].into_boxed_slice())
     }
 
     /// Calls `f` with the physical start and the offset and length of every piece of a range that lies in one chunk.
@@ -503,7 +506,9 @@ impl State {
         for (physical, from, len) in self.pieces(address, data.len() as u64) {
             let within = (physical % CHUNK) as usize;
             let target = &mut data[from..from + len];
-            match self.chunks.get(&(physical / CHUNK)) {
+            let unit = self.config.granularity;
+            let chunk = self.memory.get(&((physical / unit) as u32)).and_then(|chunks| chunks[(physical % unit / CHUNK) as usize].as_ref());
+            match chunk {
                 Some(chunk) => target.copy_from_slice(&chunk[within..within + len]),
                 None => target.fill(POISON),
             }
@@ -624,7 +629,7 @@ impl Driver for SimGpu {
         let call = Call::MemsetD32;
         let mut state = self.enter(call)?;
         ensure(call, state.streams.contains_key(&stream.0), code::INVALID_HANDLE)?;
-        let bytes = count.checked_mul(4).filter(|_| to % 4 == 0).ok_or(DriverError::new(call, code::INVALID_VALUE))?;
+        let bytes = count.checked_mul(4).filter(|_| to.is_multiple_of(4)).ok_or(DriverError::new(call, code::INVALID_VALUE))?;
         ensure(call, state.accessible(to, bytes), code::ILLEGAL_ADDRESS)?;
         state.fill(to, bytes, value.to_ne_bytes());
         Ok(())
@@ -640,7 +645,7 @@ impl Driver for SimGpu {
         let call = Call::MemAddressReserve;
         let mut state = self.enter(call)?;
         ensure(call, state.config.virtual_memory, code::NOT_SUPPORTED)?;
-        ensure(call, bytes > 0 && bytes % state.config.granularity == 0, code::INVALID_VALUE)?;
+        ensure(call, bytes > 0 && bytes.is_multiple_of(state.config.granularity), code::INVALID_VALUE)?;
         let reserved: u64 = state.reservations.values().sum();
         ensure(call, state.address_limit.is_none_or(|limit| reserved.saturating_add(bytes) <= limit), code::OUT_OF_MEMORY)?;
         let address = state.place(bytes).ok_or(DriverError::new(call, code::OUT_OF_MEMORY))?;
@@ -662,7 +667,7 @@ impl Driver for SimGpu {
         let call = Call::MemCreate;
         let mut state = self.enter(call)?;
         ensure(call, state.config.virtual_memory, code::NOT_SUPPORTED)?;
-        ensure(call, bytes > 0 && bytes % state.config.granularity == 0, code::INVALID_VALUE)?;
+        ensure(call, bytes > 0 && bytes.is_multiple_of(state.config.granularity), code::INVALID_VALUE)?;
         ensure(call, state.room(bytes), code::OUT_OF_MEMORY)?;
         let memory = state.take_granules(bytes);
         let handle = state.next_handle;
@@ -688,7 +693,7 @@ impl Driver for SimGpu {
         let unit = state.config.granularity;
         let end = address.checked_add(bytes).ok_or(DriverError::new(call, code::INVALID_VALUE))?;
         let inside = state.reservations.range(..=address).next_back().is_some_and(|(start, size)| end <= start + size);
-        ensure(call, inside && address % unit == 0, code::INVALID_VALUE)?;
+        ensure(call, inside && address.is_multiple_of(unit), code::INVALID_VALUE)?;
         let size = state.physicals.get(&handle.0).filter(|memory| !memory.released).map(|memory| memory.granules.len() as u64 * unit);
         ensure(call, size == Some(bytes), code::INVALID_VALUE)?;
         let before = state.mappings.range((Bound::Unbounded, Bound::Excluded(end))).next_back();
