@@ -118,6 +118,8 @@ struct Script {
     failing: bool,
     /// What the model holds: address to bytes. After a difference a recorded address may still be taken in the model.
     live: BTreeMap<u64, u64>,
+    /// Where reserved address ranges begin.
+    ranges: HashSet<u64>,
     difference: Option<String>,
 }
 
@@ -251,15 +253,17 @@ impl Driver for Recorded {
 
     fn address_reserve(&self, bytes: u64) -> DriverResult<u64> {
         let script = &mut *self.script.borrow_mut();
-        let told = match script.queue.front() {
-            Some(Event { told: Told::Map, addr, .. }) => Some(*addr),
-            _ => None,
+        // How long the recorded range was is not told, so only its beginning counts.
+        let addr = match script.queue.front() {
+            Some(Event { told: Told::Map, addr, .. }) if !script.ranges.contains(addr) => *addr,
+            _ => script.make_up(bytes),
         };
-        Ok(script.place(told, bytes))
+        script.ranges.insert(addr);
+        Ok(addr)
     }
 
     fn address_free(&self, address: u64, _: u64) -> DriverResult<()> {
-        self.script.borrow_mut().live.remove(&address);
+        self.script.borrow_mut().ranges.remove(&address);
         Ok(())
     }
 

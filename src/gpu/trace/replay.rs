@@ -229,8 +229,7 @@ impl<'a> Replayer<'a> {
     /// # Errors
     /// The state at the beginning is impossible.
     pub fn new(snapshot: Option<&'a Snapshot>, start: &StartState, policy: Policy, config: AllocConfig) -> Result<Self, AllocError> {
-        // The card's size matters only for the address space of expandable segments.
-        let total = start.reserved().saturating_mul(2).max(256 << 30);
+        let total = start.total.unwrap_or_else(|| start.reserved().saturating_mul(2).max(256 << 30));
         let mut allocator = DeviceAllocator::new(Recorded::new(total), policy, config);
         if !start.segments.is_empty() {
             allocator.restore(&seeds(start))?;
@@ -530,17 +529,17 @@ impl<'a> Replayer<'a> {
                     let mut blocks = self.allocator.blocks_of(segment.id);
                     !segment.expandable && blocks.all(|block| block.state == alloc::BlockState::Free)
                 };
-                // And in the order of the cache: large pool first, then by stream, size and address.
+                // And in the order of the cache: large pool first, then by stream and size.
                 let mut all = true;
                 let mut order = Vec::new();
                 for segment in self.allocator.segments().filter(whole) {
                     match burst.get(&segment.address) {
-                        Some(at) => order.push((segment.small, segment.stream, segment.size, segment.address, *at)),
+                        Some(at) => order.push((*at, (segment.small, segment.stream, segment.size))),
                         None => all = false,
                     }
                 }
                 order.sort_unstable();
-                let sorted = order.is_sorted_by_key(|(.., at)| *at);
+                let sorted = order.is_sorted_by_key(|(_, key)| *key);
                 if all && sorted { Release::Explicit } else { Release::Inside }
             }
         }

@@ -62,6 +62,9 @@ pub struct StartState {
     pub event_pools: HashMap<usize, PoolId>,
     /// Whether any pool but the default one occurs.
     pub private_pools: bool,
+    /// Bytes of the card that the process could have, where the recording ran out of memory and so tells it (what it held and
+    /// what was free then). It decides how much address space an expandable segment reserves.
+    pub total: Option<u64>,
     /// Blocks whose size the recording leaves open within 1 MiB.
     pub open: Vec<OpenEnd>,
     /// What did not fit together, or had to be assumed.
@@ -259,6 +262,18 @@ pub fn reconstruct<F: Fn(u64) -> u64>(snapshot: &Snapshot, device: u32, cutting:
             segment.blocks.push(free(at, range.end - at));
         }
         state.segments.push(segment);
+    }
+    let mut reserved = state.reserved();
+    for entry in trace {
+        match entry.action {
+            Action::SegmentAlloc | Action::SegmentMap => reserved = reserved.saturating_add(entry.size),
+            Action::SegmentFree | Action::SegmentUnmap => reserved = reserved.saturating_sub(entry.size),
+            Action::Oom => {
+                state.total = Some(reserved.saturating_add(entry.addr)).filter(|total| *total > 0);
+                break;
+            }
+            _ => {}
+        }
     }
     if outside > 0 {
         state.notes.push(format!("{outside} blocks that were live at the beginning lie in no segment"));

@@ -268,8 +268,6 @@ struct Program<'a> {
     /// Sizes and addresses of recorded segments, in order.
     segments: Vec<(u64, u64)>,
     recorded_ooms: u64,
-    /// Reserved plus free bytes at the first recorded out-of-memory: what the process could have.
-    capacity_at_oom: Option<u64>,
 }
 
 impl<'a> Program<'a> {
@@ -290,9 +288,7 @@ impl<'a> Program<'a> {
             let_go: HashMap::new(),
             segments: Vec::new(),
             recorded_ooms: 0,
-            capacity_at_oom: None,
         };
-        let mut reserved = start.reserved();
         let mut live: AddressMap<u32> = AddressMap::default();
         for (at, segment) in start.segments.iter().enumerate() {
             for (inner, block) in segment.blocks.iter().enumerate().filter(|(_, block)| block.state != BlockState::Inactive) {
@@ -316,7 +312,6 @@ impl<'a> Program<'a> {
             }
             match entry.action {
                 Action::SegmentFree | Action::SegmentUnmap => {
-                    reserved = reserved.saturating_sub(entry.size);
                     if burst.is_none() {
                         burst = Some((event, entry.stack, false));
                     }
@@ -330,7 +325,6 @@ impl<'a> Program<'a> {
                 }
                 Action::SegmentAlloc | Action::SegmentMap => {
                     ranges.taken(index, entry);
-                    reserved = reserved.saturating_add(entry.size);
                     if entry.action == Action::SegmentAlloc {
                         program.segments.push((entry.size, entry.addr));
                     }
@@ -367,7 +361,6 @@ impl<'a> Program<'a> {
                 }
                 Action::Oom => {
                     program.recorded_ooms += 1;
-                    program.capacity_at_oom.get_or_insert(reserved.saturating_add(entry.addr));
                     if entry.size > 0 {
                         program.ops.push(Op::Try { event });
                     }
@@ -708,7 +701,7 @@ pub fn what_if(snapshot: &Snapshot, options: &WhatIfOptions) -> Result<WhatIfRep
     if program.recorded_ooms > 0 && options.capacity.is_none() {
         let mut text =
             format!("the recording ran out of memory {} times; without a capacity those requests are left out", program.recorded_ooms);
-        if let Some(capacity) = program.capacity_at_oom {
+        if let Some(capacity) = program.start.total {
             let _ = write!(text, "; the process could have about {capacity} bytes ({}): ask with `--capacity {capacity}`", human(capacity));
         }
         warnings.push(text);

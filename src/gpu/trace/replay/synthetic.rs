@@ -160,8 +160,8 @@ fn check(recipe: &Recipe, seeds: std::ops::Range<u64>) -> (u64, Vec<String>) {
 
 #[track_caller]
 fn all_exact(recipe: Recipe) -> u64 {
-    let (failed, faults) = check(&recipe, 1..9);
-    assert!(faults.is_empty(), "{} of 8 not exact, the first: {}", faults.len(), faults[0]);
+    let (failed, faults) = check(&recipe, 1..4);
+    assert!(faults.is_empty(), "{} of 3 not exact, the first: {}", faults.len(), faults[0]);
     failed
 }
 
@@ -229,6 +229,6 @@ fn the_newest_order_of_ties_is_detected() {
 fn running_out_of_memory() {
     for conf in ["", "max_split_size_mb:32", "expandable_segments:True"] {
         let failed = all_exact(Recipe { conf, capacity: 1 << 30, empties: false, ..Recipe::default() });
-        assert!(failed > 10, "the recipe must run out: {failed}");
+        assert!(failed > 3, "the recipe must run out: {failed}");
     }
 }
