@@ -107,8 +107,29 @@ fn run_text(out: &mut String, run: &Run, core: Evidence) {
         );
     }
     for phase in &run.phases {
+        pins_text(out, phase);
+    }
+    for phase in &run.phases {
         why_text(out, phase);
     }
+}
+
+/// Who pins most after a phase, where more than a hundredth of the reserved memory is pinned.
+fn pins_text(out: &mut String, phase: &PhaseReport) {
+    let pinned = phase.split.pinned + phase.split.expandable_rest;
+    let Some(group) = phase.pinned_by.first().filter(|_| phase.outcome == Outcome::Completed && pinned * 100 > phase.reserved) else {
+        return;
+    };
+    let _ = writeln!(
+        out,
+        "  pins after `{}`: {} of `{}` in {} segment{} with {} free",
+        clean(&phase.name),
+        human(group.bytes),
+        clean(&group.name),
+        group.segments,
+        if group.segments == 1 { "" } else { "s" },
+        human(group.strands)
+    );
 }
 
 fn why_text(out: &mut String, phase: &PhaseReport) {

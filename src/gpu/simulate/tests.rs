@@ -189,6 +189,7 @@ fn a_survivor_pins_its_segment_and_is_named() {
     assert_eq!(phase.pins[0].by, ["small (<t.toml>:8)"]);
     assert_eq!(phase.pinned_by[0].name, "small (line 8)");
     assert_eq!(phase.pinned_by[0].strands, 18 << 20);
+    assert!(text(&report).contains("pins after `p`: 2.00 MiB of `small (line 8)` in 1 segment with 18.00 MiB free"));
 }
 
 /// The reports of the shipped scenarios, made once.

@@ -207,9 +207,11 @@
     }
     // The highest totals within each column, so that no spike is lost between two pixels.
     const high = new Float64Array(cols), reserved = new Float64Array(cols);
-    let p = pOf(x0);
+    // A moment lasts until the next event: round down, as the layers do.
+    const momentAt = (x) => (state.axis === "time" && d.time ? pOf(x) : Math.max(0, Math.min(m, Math.floor(x + 1e-9))));
+    let p = momentAt(x0);
     for (let col = 0; col < cols; col++) {
-      const until = pOf(x0 + (col + 1) * dx);
+      const until = momentAt(x0 + (col + 1) * dx);
       let a = d.active[p], r = d.reserved[p];
       for (; p < until; p++) { if (d.active[p] > a) a = d.active[p]; if (d.reserved[p] > r) r = d.reserved[p]; }
       high[col] = a; reserved[col] = r;
