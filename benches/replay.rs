@@ -109,6 +109,14 @@ fn memory() -> (u64, u64) {
     (field("VmHWM:"), field("VmRSS:"))
 }
 
+/// Processor seconds of this process so far: unlike wall time, these hardly depend on what else the machine does.
+fn cpu() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
+    (ticks(11) + ticks(12)) / 100.0
+}
+
 fn replay_once(run: &Run) -> u64 {
     let mut replayer = Replayer::new(None, &StartState::default(), Policy::proven(), AllocConfig::default()).expect("an empty start");
     for entry in run.events() {
@@ -122,12 +130,13 @@ fn replay_once(run: &Run) -> u64 {
 fn replay(c: &mut Criterion) {
     let run = Run::record();
     let before = memory();
-    let started = Instant::now();
+    let (started, cpu_before) = (Instant::now(), cpu());
     let exact = replay_once(&run);
-    let seconds = started.elapsed().as_secs_f64();
+    let (seconds, cpu_seconds) = (started.elapsed().as_secs_f64(), cpu() - cpu_before);
     println!(
-        "replay: {EVENTS} events in {seconds:.2} s, {:.2} million events/s, {exact} addresses exact; resident memory {} MiB before, {} MiB after",
+        "replay: {EVENTS} events in {seconds:.2} s ({cpu_seconds:.2} s of processor time), {:.2} million events/s ({:.2} million a processor second), {exact} addresses exact; resident memory {} MiB before, {} MiB after",
         EVENTS as f64 / seconds / 1e6,
+        EVENTS as f64 / cpu_seconds / 1e6,
         before.1,
         memory().1
     );
@@ -252,12 +261,12 @@ fn pickle(run: &Run, events: usize) -> Vec<u8> {
     p.out
 }
 
-/// Best of three in seconds, and peak memory in MiB, of CPython's unpickler.
+/// Best of three in processor seconds, and peak memory in MiB, of CPython's unpickler.
 fn python(bytes: &[u8]) -> Option<(f64, u64)> {
     let path = std::env::temp_dir().join(format!("tare-bench-{}.pickle", std::process::id()));
     std::fs::File::create(&path).ok()?.write_all(bytes).ok()?;
-    let code = "import pickle,sys,time,resource\nbest=1e9\nfor _ in range(3):\n t=time.perf_counter(); s=pickle.load(open(sys.argv[1],'rb')); \
-                best=min(best,time.perf_counter()-t); del s\nprint(best, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss//1024)";
+    let code = "import pickle,sys,time,resource\nbest=1e9\nfor _ in range(3):\n t=time.process_time(); s=pickle.load(open(sys.argv[1],'rb')); \
+                best=min(best,time.process_time()-t); del s\nprint(best, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss//1024)";
     let output = std::process::Command::new("python3").args(["-c", code]).arg(&path).output();
     let _ = std::fs::remove_file(&path);
     let text = String::from_utf8(output.ok().filter(|output| output.status.success())?.stdout).ok()?;
@@ -270,11 +279,12 @@ fn read(c: &mut Criterion) {
     let bytes = pickle(&run, 500_000);
     let megabytes = bytes.len() as f64 / 1e6;
     let before = memory();
-    let mut best = f64::MAX;
+    let (mut best, mut best_cpu) = (f64::MAX, f64::MAX);
     for _ in 0..3 {
-        let started = Instant::now();
+        let (started, cpu_before) = (Instant::now(), cpu());
         let snapshot = read_bytes(&bytes, &Limits::default()).expect("a sound pickle");
         best = best.min(started.elapsed().as_secs_f64());
+        best_cpu = best_cpu.min(cpu() - cpu_before);
         assert_eq!(snapshot.trace(0).len(), 500_000);
         println!(
             "read: {megabytes:.1} MB, {} stacks, {} frames; resident memory {} MiB before, {} MiB with the result, peak {} MiB",
@@ -285,11 +295,13 @@ fn read(c: &mut Criterion) {
             memory().0
         );
     }
-    println!("read: {:.0} MB/s", megabytes / best);
+    println!("read: {:.0} MB/s, {:.0} MB a processor second", megabytes / best, megabytes / best_cpu);
     match python(&bytes) {
-        Some((seconds, peak)) => {
-            println!("read: CPython {:.0} MB/s ({:.1} times slower), peak memory {peak} MiB", megabytes / seconds, seconds / best);
-        }
+        Some((cpu, peak)) => println!(
+            "read: CPython {:.0} MB a processor second ({:.1} times slower), peak memory {peak} MiB",
+            megabytes / cpu,
+            cpu / best_cpu
+        ),
         None => println!("read: skipped CPython: no python3"),
     }
     let mut group = c.benchmark_group("read");

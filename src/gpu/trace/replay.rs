@@ -505,13 +505,13 @@ impl<'a> Replayer<'a> {
                 Release::Inside => self.retries += 1,
             }
         }
-        let rest = queue.drain(..).map(|(event, _)| event);
+        let rest: Vec<Event> = queue.drain(..).map(|(event, _)| event).collect();
         if next.is_some_and(|entry| entry.action == Action::Alloc) {
             self.allocator.driver().load(rest, false);
         } else if let Some(event) = rest.last() {
             self.differ(action, format!("the recording took {} bytes at {:#x} without serving a request", event.size, event.addr));
         }
-        queue.clear();
+        // Keeps its room for the next burst.
         self.queue = queue;
     }
 

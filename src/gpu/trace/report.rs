@@ -292,7 +292,8 @@ impl Replayed {
 /// The device does not exist; the recorded state is impossible.
 pub fn detect(snapshot: &Snapshot, options: &ReplayOptions) -> Result<Replayed> {
     let device = options.device.unwrap_or_else(|| main_device(snapshot));
-    if !snapshot.devices().contains(&device) && !(options.device.is_none() && snapshot.devices().is_empty()) {
+    let absent = !snapshot.devices().contains(&device);
+    if absent && (options.device.is_some() || !snapshot.devices().is_empty()) {
         let known = snapshot.devices().iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         return Err(Error::usage(format!("the snapshot has nothing of device {device}")).hint(format!("devices in it: {known}")));
     }
