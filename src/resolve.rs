@@ -267,7 +267,7 @@ pub async fn resolve(
         match dependency {
             Dependency::Match { spec, .. } => specs.push(spec.clone()),
             Dependency::Package { url, hash, place, .. } => {
-                direct.push(spec::ExplicitPackage { url: url.clone(), hash: hash.clone(), place: place.clone() });
+                direct.push(spec::ExplicitPackage { url: url.clone(), hash: *hash, place: place.clone() });
             }
         }
     }
@@ -372,8 +372,8 @@ fn pip_name(item: &spec::PipItem) -> Option<String> {
 fn archive(package: &spec::ExplicitPackage) -> crate::install::Archive {
     let (mut md5, mut sha256) = (None, None);
     match &package.hash {
-        Some(spec::ExplicitHash::Md5(hash)) => md5 = Some((*hash).into()),
-        Some(spec::ExplicitHash::Sha256(hash)) => sha256 = Some((*hash).into()),
+        Some(spec::ExplicitHash::Md5(hash)) => md5 = Some(*hash),
+        Some(spec::ExplicitHash::Sha256(hash)) => sha256 = Some(*hash),
         None => {}
     }
     crate::install::Archive { url: package.url.clone(), md5, sha256 }

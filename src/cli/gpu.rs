@@ -191,7 +191,9 @@ fn simulate(args: &SimulateArgs, printer: &Printer) -> Result<u8> {
             let path = std::path::Path::new(&args.scenario);
             let text = std::fs::read_to_string(path).map_err(|error| {
                 let names: Vec<&str> = simulate::SHIPPED.iter().map(|(name, _)| *name).collect();
-                Error::io("read", path, &error).with_kind(crate::error::Kind::Usage).hint(format!("scenarios that come with tare: {}", names.join(", ")))
+                Error::io("read", path, &error)
+                    .with_kind(crate::error::Kind::Usage)
+                    .hint(format!("scenarios that come with tare: {}", names.join(", ")))
             })?;
             (args.scenario.clone(), text)
         }

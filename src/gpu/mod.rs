@@ -4,9 +4,9 @@
 pub mod alloc;
 /// Device memory, virtual memory management, streams and events, real or simulated.
 pub mod driver;
-/// Recorded snapshots: reader, replay, what-if.
-pub mod trace;
-/// Who holds the memory of a snapshot, and why the rest is not free: figures, timeline, page.
-pub mod summary;
 /// Scripted scenarios on the simulated GPU.
 pub mod simulate;
+/// Who holds the memory of a snapshot, and why the rest is not free: figures, timeline, page.
+pub mod summary;
+/// Recorded snapshots: reader, replay, what-if.
+pub mod trace;

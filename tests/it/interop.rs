@@ -11,9 +11,8 @@ use crate::create::small_channel;
 
 fn conda_lock() -> Option<PathBuf> {
     let named = std::env::var_os("TARE_TEST_CONDA_LOCK").map(PathBuf::from);
-    let found = named.or_else(|| {
-        std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join("conda-lock")).find(|path| path.is_file())
-    });
+    let found = named
+        .or_else(|| std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join("conda-lock")).find(|path| path.is_file()));
     if found.is_none() {
         println!("skipped: no conda-lock (pip install conda-lock, or TARE_TEST_CONDA_LOCK)");
     }

@@ -67,7 +67,9 @@ impl HostOptions {
         use rattler_conda_types::{ParseStrictness, Version, VersionSpec};
         self.wanted.is_empty()
             || version.parse::<Version>().is_ok_and(|version| {
-                self.wanted.iter().any(|spec| VersionSpec::from_str(spec, ParseStrictness::Lenient).is_ok_and(|spec| spec.matches(&version)))
+                self.wanted
+                    .iter()
+                    .any(|spec| VersionSpec::from_str(spec, ParseStrictness::Lenient).is_ok_and(|spec| spec.matches(&version)))
             })
     }
 }
