@@ -91,6 +91,9 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
         });
     }
     let spec = read_spec(&fetched, inputs, subdir, cwd.clone())?;
+    for warning in &spec.warnings {
+        progress.warn(&warning.to_string(), warning.hints());
+    }
     if let Some(first) = spec.pip.first() {
         if inputs.no_pip {
             progress.note(&format!("the `pip:` section is skipped (--no-pip): {} not installed", count(spec.pip.len(), "item")));
@@ -111,9 +114,14 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
 
     options.variables.clone_from(&spec.variables);
     let target = platform::target(&options)?;
+    for remark in &target.remarks {
+        progress.note(remark);
+    }
     let mut entries: Vec<ChannelEntry> = inputs.channels.iter().map(|text| ChannelEntry { text: text.clone(), place: None }).collect();
     let from_command_line = !entries.is_empty();
     entries.extend(spec.channels.iter().cloned());
+    // `conda-forge::numpy` asks for its channel too, after those that are listed.
+    entries.extend(spec.dependencies.iter().filter_map(channel_of));
     let wanted_python = python_versions(&spec);
     let host = || channel::host_url(settings, wanted_python.clone(), progress);
     let expanded = channel::expand(
@@ -153,6 +161,21 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
     }
     let digest = digest(&spec, &target, &channels, priority, exclude_newer, inputs, settings);
     Ok(Prepared { spec, target, channels, priority, exclude_newer, gpu: inputs.gpu, pinned, digest })
+}
+
+/// The channel that a dependency names for itself.
+fn channel_of(dependency: &Dependency) -> Option<ChannelEntry> {
+    let Dependency::Match { spec, text, place } = dependency else { return None };
+    let channel = spec.channel.as_ref()?;
+    let written = match text.split_once("::") {
+        Some((written, _)) => written.trim().trim_start_matches(['"', '\'']).to_owned(),
+        None => channel.name.clone().unwrap_or_else(|| channel.base_url.url().to_string()),
+    };
+    let written = match written.rsplit_once('/') {
+        Some((channel, subdir)) if subdir.parse::<Subdir>().is_ok() => channel.to_owned(),
+        _ => written,
+    };
+    Some(ChannelEntry { text: written, place: place.clone() })
 }
 
 /// The versions of Python that the request names, for the `host` channel; empty for any.

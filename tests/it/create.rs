@@ -387,3 +387,25 @@ fn noarch_python_packages_get_entry_points_for_the_python_of_the_environment() {
     assert_eq!(std::fs::metadata(prefix.join("bin/tool")).unwrap().permissions().mode() & 0o7777, 0o755);
     env.tare(&["run", "-n", "x", "tool"]).ok().stdout_has("ran [ENVS]/x/bin/tool");
 }
+
+#[test]
+fn a_spec_with_a_channel_brings_its_channel_along() {
+    let env = TestEnv::new();
+    let channel = small_channel(&env);
+    let mut other = Channel::new(env.path().join("other"));
+    other.add(&Package::new("lib", "1.5").file("lib/lib.txt", "other"));
+    env.write(
+        "environment.yml",
+        format!("name: demo\nchannels:\n  - {}\n  - nodefaults\ndependencies:\n  - app\n  - {}::lib\n", channel.url(), other.url()),
+    );
+    env.tare(&["create", "-f", "environment.yml"]).ok();
+    assert_eq!(std::fs::read_to_string(env.envs().join("demo/lib/lib.txt")).unwrap(), "other");
+}
+
+#[test]
+fn unknown_keys_are_named_with_their_place() {
+    let env = TestEnv::new();
+    let channel = small_channel(&env);
+    env.write("environment.yml", environment_yml(&channel, "chanels: [x]\ndependencies: [lib]\n"));
+    env.tare(&["create", "-f", "environment.yml"]).ok().stderr_has("environment.yml:5:1").stderr_has("channels");
+}
