@@ -1,0 +1,1 @@
+//! Two of prefix, lock and request compared.

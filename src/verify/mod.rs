@@ -1,0 +1,1 @@
+//! Files of an environment against what their packages say.
