@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::{
-    Format, Lock, LockedPlatform, LockedPypi, LockedVcs, LockedVirtualPackage, Provenance, PypiHashes, ReadOptions, TARE_SCHEMA,
-    diagnose, explicit, for_lock, hex, is_machine_bound, pixi, without_credentials,
+    Format, Lock, LockedPlatform, LockedPypi, LockedVcs, LockedVirtualPackage, Provenance, PypiHashes, ReadOptions, TARE_SCHEMA, diagnose,
+    explicit, for_lock, hex, is_machine_bound, pixi, without_credentials,
 };
 use crate::error::{Error, Result};
 use crate::spec::Text;
@@ -196,14 +196,20 @@ fn conda_record(package: Package) -> Result<RepoDataRecord> {
     let mut record = explicit::record_of(&url)?;
     let of_file = &record.package_record;
     if of_file.name.as_normalized() != package.name.to_lowercase() || of_file.version.to_string() != package.version {
-        let same_version = package.version.parse::<rattler_conda_types::VersionWithSource>().is_ok_and(|version| version.version() == of_file.version.version());
+        let same_version = package
+            .version
+            .parse::<rattler_conda_types::VersionWithSource>()
+            .is_ok_and(|version| version.version() == of_file.version.version());
         if of_file.name.as_normalized() != package.name.to_lowercase() || !same_version {
-            return Err(Error::usage(format!("the package `{} {}` and its URL disagree", package.name, package.version))
-                .because(format!("the file is of `{} {}`", of_file.name.as_normalized(), of_file.version)));
+            return Err(Error::usage(format!("the package `{} {}` and its URL disagree", package.name, package.version)).because(format!(
+                "the file is of `{} {}`",
+                of_file.name.as_normalized(),
+                of_file.version
+            )));
         }
     }
     if let Some(build) = &package.build
-        && *build != of_file.build.to_string()
+        && build.as_str() != of_file.build.as_ref()
     {
         return Err(Error::usage(format!("`build` of the package `{}` and its URL disagree", package.name))
             .because(format!("the file is of build `{}`", of_file.build)));
@@ -222,7 +228,8 @@ fn conda_record(package: Package) -> Result<RepoDataRecord> {
     }
     if let Some(text) = &hash.sha256 {
         let sha256 = parse_digest_from_hex::<Sha256>(text);
-        record.package_record.sha256 = Some(sha256.ok_or_else(|| Error::usage(format!("malformed `sha256` of the package `{}`", package.name)))?);
+        record.package_record.sha256 =
+            Some(sha256.ok_or_else(|| Error::usage(format!("malformed `sha256` of the package `{}`", package.name)))?);
     }
     record.package_record.depends = match package.dependencies {
         None => Vec::new(),
@@ -344,10 +351,8 @@ pub fn write_conda_lock(lock: &Lock) -> Result<String> {
     sorted.sort();
     for platform in &sorted.platforms {
         if platform.name != platform.subdir.as_str() {
-            return Err(refuse(format!("the platform `{}`", platform.name)).because(format!(
-                "it is {} with another name, and conda-lock has no other names than those of conda",
-                platform.subdir
-            )));
+            return Err(refuse(format!("the platform `{}`", platform.name))
+                .because(format!("it is {} with another name, and conda-lock has no other names than those of conda", platform.subdir)));
         }
         if let Some(source) = platform.conda_sources.first() {
             return Err(refuse(format!("the conda package `{source}`")).because("it is built from source"));
@@ -508,7 +513,9 @@ fn pypi_dependencies(package: &LockedPypi, platform: &LockedPlatform) -> Result<
             continue;
         }
         let constraint = match &requirement.version_or_url {
-            Some(pep508_rs::VersionOrUrl::VersionSpecifier(specifiers)) if !specifiers.is_empty() => specifiers.to_string().replace(' ', ""),
+            Some(pep508_rs::VersionOrUrl::VersionSpecifier(specifiers)) if !specifiers.is_empty() => {
+                specifiers.to_string().replace(' ', "")
+            }
             _ => "*".to_owned(),
         };
         match out.get_mut(&name) {

@@ -143,7 +143,11 @@ impl Walk<'_> {
         if text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Ok(());
         }
-        Err(self.wrong(&entry.value, format!("malformed `{key}`"), format!("{digits} hex digits are needed, here are {} characters", text.chars().count())))
+        Err(self.wrong(
+            &entry.value,
+            format!("malformed `{key}`"),
+            format!("{digits} hex digits are needed, here are {} characters", text.chars().count()),
+        ))
     }
 
     fn pixi(&self, root: &Node) -> Result<()> {
@@ -173,7 +177,11 @@ impl Walk<'_> {
                 let subdir = get(entries, "subdir").map_or(&name.value, |entry| &entry.value);
                 let subdir_text = if std::ptr::eq(subdir, &name.value) { name_text } else { self.text(subdir, "`subdir`")? };
                 if subdir_text.parse::<rattler_conda_types::Subdir>().is_err() {
-                    return Err(self.wrong(subdir, format!("unknown platform `{subdir_text}`"), "a platform of another name needs a known `subdir:`"));
+                    return Err(self.wrong(
+                        subdir,
+                        format!("unknown platform `{subdir_text}`"),
+                        "a platform of another name needs a known `subdir:`",
+                    ));
                 }
             }
         }
@@ -247,7 +255,11 @@ impl Walk<'_> {
             if let Some(version) = get(entries, "version") {
                 let text = self.text(&version.value, "`version`")?;
                 if kind == "conda" && text.parse::<rattler_conda_types::Version>().is_err() {
-                    return Err(self.wrong(&version.value, format!("`{text}` is no version"), "conda versions are numbers and letters with dots"));
+                    return Err(self.wrong(
+                        &version.value,
+                        format!("`{text}` is no version"),
+                        "conda versions are numbers and letters with dots",
+                    ));
                 }
             }
             known.push((kind, text.to_owned()));

@@ -11,8 +11,7 @@ use crate::spec::{self, ExplicitHash, Fetched, Text};
 
 pub(super) fn read(text: &Text, options: &ReadOptions) -> Result<Lock> {
     let root_dir = std::env::current_dir().map_err(|error| Error::failure("the current folder is gone").because(error))?;
-    let read_options =
-        spec::ReadOptions { subdir: Subdir::NoArch, root_dir, env: |name| std::env::var(name).ok(), target_given: true };
+    let read_options = spec::ReadOptions { subdir: Subdir::NoArch, root_dir, env: |name| std::env::var(name).ok(), target_given: true };
     let fetched = Fetched { name: text.name.to_string(), bytes: text.text.as_bytes().to_vec(), base_dir: options.base_dir.clone() };
     let spec = spec::read(&[fetched], &[], &read_options)?;
     let explicit = spec.explicit.unwrap_or_default();

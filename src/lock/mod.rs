@@ -313,6 +313,9 @@ pub struct Provenance {
     /// Facts of each platform, by its name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub platforms: BTreeMap<String, PlatformProvenance>,
+    /// No PyPI package tells its index (formats before pixi.lock 7): v7 would take the first index for all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pypi_indexes_unknown: bool,
     /// What v7 has no place for about PyPI packages, by location.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pypi: BTreeMap<String, PypiProvenance>,
@@ -388,6 +391,9 @@ pub struct PypiProvenance {
     /// Installed as a link to the folder.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub editable: bool,
+    /// It was given by URL and comes from no index.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub direct: bool,
     /// Version of a folder at the time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
@@ -459,7 +465,8 @@ pub fn read_bytes(path: &Path) -> Result<Vec<u8>> {
 /// No lock at all (kind usage), malformed, newer than what is known, or with an environment that has to be named; each
 /// with its place.
 pub fn read(name: &str, bytes: &[u8], options: &ReadOptions) -> Result<Lock> {
-    let text = Text::decode(name, bytes, options.base_dir.clone()).map_err(|error| error.context(format!("cannot read the lock `{name}`")))?;
+    let text =
+        Text::decode(name, bytes, options.base_dir.clone()).map_err(|error| error.context(format!("cannot read the lock `{name}`")))?;
     let mut lock = match detect(name, &text.text) {
         Some(Detected::Pylock) => pylock::read(&text)?,
         Some(Detected::Explicit) => explicit::read(&text, options)?,

@@ -6,11 +6,11 @@
 use std::collections::BTreeSet;
 
 use rattler_conda_types::{ChannelUrl, RepoDataRecord};
-use rattler_lock::{
-    Channel, CondaBinaryData, CondaPackageData, FindLinksUrlOrPath, LockFile, LockedPackage, PackageHashes, PlatformData, PypiDistributionData,
-    PypiIndexes, PypiPackageData, PypiSourceData, SourceData, UrlOrPath, Verbatim,
-};
 use rattler_digest::{Md5, Sha256, parse_digest_from_hex};
+use rattler_lock::{
+    Channel, CondaBinaryData, CondaPackageData, FindLinksUrlOrPath, LockFile, LockedPackage, PackageHashes, PlatformData,
+    PypiDistributionData, PypiIndexes, PypiPackageData, PypiSourceData, SourceData, UrlOrPath, Verbatim,
+};
 use serde::Serialize;
 use url::Url;
 
@@ -36,11 +36,8 @@ pub(super) fn read(text: &Text, options: &ReadOptions) -> Result<Lock> {
     let editable = if version <= 6 && body.contains("editable: true") { editables(&body) } else { BTreeSet::new() };
     let name = choose_environment(&parsed, options, text)?;
     let Some(environment) = parsed.environment(&name) else { return Err(diagnose::no_environment(text, &name, &[])) };
-    let mut lock = Lock {
-        environment: name,
-        source: if tail.is_some() { Format::Tare } else { Format::Pixi(u64::from(version)) },
-        ..Lock::default()
-    };
+    let mut lock =
+        Lock { environment: name, source: if tail.is_some() { Format::Tare } else { Format::Pixi(u64::from(version)) }, ..Lock::default() };
     for channel in environment.channels() {
         let url = without_credentials(&channel.url);
         if !channel.used_env_vars.is_empty() {
@@ -109,7 +106,11 @@ fn split_tare(text: &str) -> (std::borrow::Cow<'_, str>, Option<usize>) {
         return (text.into(), None);
     }
     let end = tare_end(text, start);
-    if end == text.len() { (text[..start].into(), Some(start)) } else { (format!("{}{}", &text[..start], &text[end..]).into(), Some(start)) }
+    if end == text.len() {
+        (text[..start].into(), Some(start))
+    } else {
+        (format!("{}{}", &text[..start], &text[end..]).into(), Some(start))
+    }
 }
 
 /// Where the map ends: at the next line that begins with a key.
@@ -132,12 +133,16 @@ fn read_tare(text: &Text, start: usize) -> Result<Provenance> {
         tare: Option<Provenance>,
     }
     let end = tare_end(&text.text, start);
-    let tail: Tail = serde_yaml::from_str(&text.text[start..end]).map_err(|error| diagnose::yaml_at(text, "the `tare:` map is malformed", &error, start))?;
+    let tail: Tail = serde_yaml::from_str(&text.text[start..end])
+        .map_err(|error| diagnose::yaml_at(text, "the `tare:` map is malformed", &error, start))?;
     let provenance = tail.tare.unwrap_or_default();
     if provenance.schema > TARE_SCHEMA {
-        return Err(Error::usage(format!("the lock was written by a newer tare: its `tare:` map has schema {}, this tare knows {TARE_SCHEMA}", provenance.schema))
-            .at(text.place(start..start + 5, "here"))
-            .hint("update tare, or make the lock again: tare lock -f environment.yml"));
+        return Err(Error::usage(format!(
+            "the lock was written by a newer tare: its `tare:` map has schema {}, this tare knows {TARE_SCHEMA}",
+            provenance.schema
+        ))
+        .at(text.place(start..start + 5, "here"))
+        .hint("update tare, or make the lock again: tare lock -f environment.yml"));
     }
     Ok(provenance)
 }
@@ -174,7 +179,9 @@ fn choose_environment(lock: &LockFile, options: &ReadOptions, text: &Text) -> Re
     }
     match with_packages.as_slice() {
         [only] => Ok((*only).clone()),
-        [] => names.into_iter().next().ok_or_else(|| Error::usage(format!("`{}` holds no environment", text.name)).at(text.place(0..0, ""))),
+        [] => {
+            names.into_iter().next().ok_or_else(|| Error::usage(format!("`{}` holds no environment", text.name)).at(text.place(0..0, "")))
+        }
         _ => Err(Error::usage(format!("`{}` holds several environments and none called `default`", text.name))
             .because(format!("they are {}", with_packages.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")))
             .hint(format!("choose one: --environment {}", with_packages[0]))),
@@ -188,7 +195,9 @@ fn from_pypi(package: &PypiPackageData, provenance: &Provenance, editable: &BTre
     let known = provenance.pypi.get(&location);
     let (hashes, index) = match package {
         PypiPackageData::Distribution(data) => (
-            data.hash.as_ref().map(|hash| PypiHashes { md5: hash.md5().map(|hash| hex(hash)), sha256: hash.sha256().map(|hash| hex(hash)) }),
+            data.hash
+                .as_ref()
+                .map(|hash| PypiHashes { md5: hash.md5().map(|hash| hex(hash)), sha256: hash.sha256().map(|hash| hex(hash)) }),
             data.index_url.as_ref().map(|url| without_credentials(url.as_str())),
         ),
         PypiPackageData::Source(_) => (None, None),
@@ -206,6 +215,9 @@ fn from_pypi(package: &PypiPackageData, provenance: &Provenance, editable: &BTre
         other_files: Vec::new(),
         location,
     };
+    if made.vcs.is_some() || provenance.pypi_indexes_unknown || known.is_some_and(|known| known.direct) {
+        made.index = None;
+    }
     if let Some(known) = known {
         made.editable |= known.editable;
         made.marker.clone_from(&known.marker);
@@ -232,7 +244,8 @@ pub fn write_tare(lock: &Lock) -> Result<String> {
     let mut text = HEADER.to_owned();
     text.push_str(&write_pixi(lock)?);
     let provenance = provenance_of(lock);
-    let tail = serde_yaml::to_string(&Tail { tare: &provenance }).map_err(|error| Error::failure("cannot write the `tare:` map").because(error))?;
+    let tail = serde_yaml::to_string(&Tail { tare: &provenance })
+        .map_err(|error| Error::failure("cannot write the `tare:` map").because(error))?;
     text.push_str(&tail);
     Ok(text)
 }
@@ -242,6 +255,10 @@ pub(super) fn provenance_of(lock: &Lock) -> Provenance {
     let mut provenance = lock.provenance.clone();
     provenance.schema = TARE_SCHEMA;
     provenance.pypi.clear();
+    let by_url = |package: &&LockedPypi| package.vcs.is_none() && package.location.contains("://");
+    let mut all = lock.platforms.iter().flat_map(|platform| &platform.pypi).filter(by_url).peekable();
+    provenance.pypi_indexes_unknown = all.peek().is_some() && all.all(|package| package.index.is_none());
+    let unknown = provenance.pypi_indexes_unknown;
     let known: BTreeSet<&str> = lock.platform_names().into_iter().collect();
     provenance.platforms.retain(|name, _| known.contains(name.as_str()));
     for platform in &lock.platforms {
@@ -270,6 +287,7 @@ pub(super) fn provenance_of(lock: &Lock) -> Provenance {
             let folder = as_location(&package.location).is_ok_and(|location| is_source(&location, package));
             let extra = PypiProvenance {
                 editable: package.editable,
+                direct: !unknown && by_url(&package) && package.index.is_none(),
                 version: package.version.clone().filter(|_| folder),
                 hashes: if folder { package.hashes.clone() } else { PypiHashes::default() },
                 marker: package.marker.clone(),
@@ -291,9 +309,11 @@ pub fn write_pixi(lock: &Lock) -> Result<String> {
     let mut platforms = Vec::new();
     for platform in &lock.platforms {
         platforms.push(PlatformData {
-            name: platform.name.clone().try_into().map_err(|error| {
-                Error::usage(format!("`{}` cannot be a platform's name in a pixi.lock", platform.name)).because(error)
-            })?,
+            name: platform
+                .name
+                .clone()
+                .try_into()
+                .map_err(|error| Error::usage(format!("`{}` cannot be a platform's name in a pixi.lock", platform.name)).because(error))?,
             subdir: platform.subdir,
             virtual_packages: platform.virtual_packages.iter().map(ToString::to_string).collect(),
         });
@@ -312,7 +332,8 @@ pub fn write_pixi(lock: &Lock) -> Result<String> {
         let mut indexes = Vec::new();
         for index in &lock.indexes {
             let index = without_credentials(index);
-            indexes.push(Url::parse(&index).map_err(|error| Error::usage(format!("the package index `{index}` is no URL")).because(error))?);
+            indexes
+                .push(Url::parse(&index).map_err(|error| Error::usage(format!("the package index `{index}` is no URL")).because(error))?);
         }
         let find_links = lock
             .find_links
@@ -363,7 +384,12 @@ fn conda_data(record: &RepoDataRecord) -> CondaBinaryData {
         }
         _ => derived,
     };
-    CondaBinaryData { package_record: record.package_record, location, file_name: record.identifier, channel: channel.map(ChannelUrl::from) }
+    CondaBinaryData {
+        package_record: record.package_record,
+        location,
+        file_name: record.identifier,
+        channel: channel.map(ChannelUrl::from),
+    }
 }
 
 /// A location as pixi.lock has it.
@@ -388,7 +414,8 @@ fn pypi_data(package: &LockedPypi) -> Result<PypiPackageData> {
         Error::usage(format!("the PyPI package `{}` cannot be put into a pixi.lock: {what}", package.name)).because(why)
     };
     let given = without_credentials(&package.location);
-    let location = as_location(&given).map_err(|error| error.context(format!("the PyPI package `{}` cannot be put into a pixi.lock", package.name)))?;
+    let location = as_location(&given)
+        .map_err(|error| error.context(format!("the PyPI package `{}` cannot be put into a pixi.lock", package.name)))?;
     let source = is_source(&location, package);
     let is_path = matches!(location, UrlOrPath::Path(_));
     let location = if is_path { Verbatim::new_with_given(location, given) } else { Verbatim::new(location) };
@@ -406,9 +433,9 @@ fn pypi_data(package: &LockedPypi) -> Result<PypiPackageData> {
     }
     let version = package.version.as_deref().unwrap_or_default();
     let version = version.parse().map_err(|error| refuse(&format!("its version `{version}` is malformed"), &error))?;
-    let md5 = digest(package.hashes.md5.as_deref(), |text| parse_digest_from_hex::<Md5>(text)).map_err(|text| refuse("its md5 is malformed", &text))?;
-    let sha256 =
-        digest(package.hashes.sha256.as_deref(), |text| parse_digest_from_hex::<Sha256>(text)).map_err(|text| refuse("its sha256 is malformed", &text))?;
+    let md5 = digest(package.hashes.md5.as_deref(), parse_digest_from_hex::<Md5>).map_err(|text| refuse("its md5 is malformed", &text))?;
+    let sha256 = digest(package.hashes.sha256.as_deref(), parse_digest_from_hex::<Sha256>)
+        .map_err(|text| refuse("its sha256 is malformed", &text))?;
     let index_url = match &package.index {
         Some(text) => Some(Url::parse(&without_credentials(text)).map_err(|error| refuse("its index is no URL", &error))?),
         None => None,

@@ -135,7 +135,12 @@ fn convert(package: Package, requires_python: Option<&str>, span: Range<usize>, 
             });
         }
     }
-    let sources = [package.vcs.is_some(), package.directory.is_some(), package.archive.is_some(), package.sdist.is_some() || !package.wheels.is_empty()];
+    let sources = [
+        package.vcs.is_some(),
+        package.directory.is_some(),
+        package.archive.is_some(),
+        package.sdist.is_some() || !package.wheels.is_empty(),
+    ];
     if sources.iter().filter(|present| **present).count() != 1 {
         let found = if sources.contains(&true) { "it names several sources" } else { "it names no source" };
         return Err(Error::usage(format!("the package `{name}` is not installable from the lock"))

@@ -75,8 +75,9 @@ fn every_real_lock_comes_back_the_same_from_a_tare_lock() {
             let lock = read_file(&path, &options).unwrap_or_else(|error| panic!("{error}"));
             let text = write_tare(&lock).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             assert_eq!(text, write_tare(&lock).unwrap());
-            let again = read("tare.lock", text.as_bytes(), &ReadOptions { environment: options.environment.clone(), ..ReadOptions::default() })
-                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            let again =
+                read("tare.lock", text.as_bytes(), &ReadOptions { environment: options.environment.clone(), ..ReadOptions::default() })
+                    .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             assert_eq!(conda(&lock), conda(&again), "{}", path.display());
             assert_eq!(pypi(&lock), pypi(&again), "{}", path.display());
             assert_eq!(lock.channels, again.channels);
@@ -87,4 +88,54 @@ fn every_real_lock_comes_back_the_same_from_a_tare_lock() {
     }
     eprintln!("{files} files, {read_environments} environments, {packages} packages");
     assert!(files >= 29 && packages > 5000, "{files} {packages}");
+}
+
+#[test]
+fn real_locks_go_through_conda_lock_or_are_refused_with_a_name() {
+    let Some(folder) = data() else { return };
+    let (mut converted, mut refused) = (0, BTreeSet::new());
+    let mut names: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    for path in names {
+        for options in environments(&path) {
+            let lock = read_file(&path, &options).unwrap();
+            match write_conda_lock(&lock) {
+                Err(error) => {
+                    assert!(error.to_string().contains("cannot be put into a conda-lock file"), "{error}");
+                    refused.insert(error.to_string());
+                }
+                Ok(text) => {
+                    converted += 1;
+                    assert_eq!(text, write_conda_lock(&lock).unwrap());
+                    let again = read("conda-lock.yml", text.as_bytes(), &ReadOptions::default())
+                        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+                    assert_eq!(again.source, Format::CondaLock);
+                    let identity = |lock: &Lock| -> BTreeSet<String> {
+                        lock.platforms
+                            .iter()
+                            .flat_map(|platform| {
+                                let conda = platform.conda.iter().map(|record| {
+                                    let package = &record.package_record;
+                                    format!("{} {} {:?} {:?}", platform.name, record.url, package.md5, package.sha256)
+                                });
+                                conda.chain(
+                                    platform
+                                        .pypi
+                                        .iter()
+                                        .map(|package| format!("{} {} {:?}", platform.name, package.location, package.hashes)),
+                                )
+                            })
+                            .collect()
+                    };
+                    assert_eq!(identity(&lock), identity(&again), "{}", path.display());
+                    assert_eq!(text, write_conda_lock(&again).unwrap(), "{}", path.display());
+                }
+            }
+        }
+    }
+    for error in &refused {
+        eprintln!("refused: {error}");
+    }
+    eprintln!("{converted} converted");
+    assert!(converted >= 20, "{converted} {refused:#?}");
 }
