@@ -27,6 +27,8 @@ pub mod export;
 pub mod gpu;
 /// A solution to a prefix: fetch, stage, link, compile, rename.
 pub mod install;
+/// Locks: readers and writers of every format, the check against the inputs, making an environment from one.
+pub mod lock;
 /// Subdir and virtual packages of the machine the environment is for.
 pub mod platform;
 /// An installed environment: names, records, activation, run.

@@ -13,7 +13,7 @@ pub fn verify(args: &VerifyArgs, context: &Context<'_>) -> Result<u8> {
     let printer = context.printer;
     let mut report = verify::verify(&prefix, Options { extra: !args.no_extra }, &*printer.progress())?;
     if let Some(lock) = &args.lock {
-        let _ = lock;
+        report.findings.extend(crate::diff::against_lock(&prefix, lock)?);
     }
     let mut document = json!(report);
     document["prefix"] = json!(prefix.path());

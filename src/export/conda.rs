@@ -209,6 +209,17 @@ pub fn explicit(subject: &Subject, options: &Options) -> Result<Exported> {
             Error::failure("an explicit list is made of URLs").because(format!("no URL is known for {}", names(without.into_iter())))
         );
     }
+    let bound: Vec<&str> = subject
+        .conda
+        .iter()
+        .filter(|record| crate::lock::is_machine_bound(record))
+        .map(|record| record.package_record.name.as_normalized())
+        .collect();
+    if !bound.is_empty() {
+        return Err(Error::failure("an explicit list is of use on other machines only if they have the packages")
+            .because(format!("made from this machine's Python by the channel `host`: {}", names(bound.into_iter())))
+            .hint("formats that can say so: environment-yaml, tare"));
+    }
     let (missing, kind): (Vec<&str>, &str) = match options.hashes {
         Hashes::None => (Vec::new(), ""),
         Hashes::Md5 => (lacking(subject, |record| record.package_record.md5.is_none()), "MD5"),

@@ -4,6 +4,7 @@
 
 mod conda;
 mod container;
+mod locks;
 mod pip;
 mod sbom;
 mod subject;
@@ -38,6 +39,8 @@ pub enum Format {
     CondaLock,
     /// pixi.lock version 7.
     Pixi,
+    /// The same with tare's own facts.
+    Tare,
     /// pylock.toml (PEP 751).
     Pylock,
     /// A multi-stage Dockerfile.
@@ -52,14 +55,15 @@ pub enum Format {
 
 impl Format {
     /// All, with the names that choose them; the first is the main one.
-    pub const NAMES: [(Format, &'static [&'static str]); 12] = [
+    pub const NAMES: [(Format, &'static [&'static str]); 13] = [
         (Format::EnvironmentYaml, &["environment-yaml", "yaml", "yml", "env.yml", "environment.yml", "conda-env"]),
         (Format::EnvironmentJson, &["environment-json", "json"]),
         (Format::Explicit, &["explicit"]),
         (Format::Requirements, &["requirements", "reqs", "txt"]),
         (Format::Pip, &["pip", "pip-requirements"]),
         (Format::CondaLock, &["conda-lock", "conda-lock-v1"]),
-        (Format::Pixi, &["pixi", "pixi-lock", "rattler-lock", "tare"]),
+        (Format::Pixi, &["pixi", "pixi-lock", "rattler-lock"]),
+        (Format::Tare, &["tare", "tare-lock", "tare.lock"]),
         (Format::Pylock, &["pylock", "pylock.toml"]),
         (Format::Dockerfile, &["dockerfile", "docker"]),
         (Format::Apptainer, &["apptainer", "singularity"]),
@@ -77,13 +81,13 @@ impl Format {
         let name = name.rsplit('/').next().unwrap_or(name).to_lowercase();
         Some(match name.as_str() {
             "dockerfile" | "containerfile" => Format::Dockerfile,
-            "pixi.lock" | "tare.lock" => Format::Pixi,
+            "pixi.lock" => Format::Pixi,
             _ if name.starts_with("pylock") && name.ends_with(".toml") => Format::Pylock,
             _ if name.ends_with("conda-lock.yml") || name.ends_with("conda-lock.yaml") => Format::CondaLock,
             _ if name.ends_with(".def") => Format::Apptainer,
             _ if name.ends_with(".cdx.json") || name == "bom.json" => Format::CycloneDx,
             _ if name.ends_with(".spdx.json") => Format::Spdx,
-            _ if name.ends_with(".lock") => Format::Pixi,
+            _ if name.ends_with(".lock") => Format::Tare,
             "explicit.txt" => Format::Explicit,
             "requirements.txt" => Format::Pip,
             _ if name.ends_with(".yml") || name.ends_with(".yaml") => Format::EnvironmentYaml,
@@ -156,9 +160,8 @@ pub fn export(subject: &Subject, format: Format, options: &Options) -> Result<Ex
         Format::Apptainer => container::apptainer(subject, options),
         Format::CycloneDx => Ok(sbom::cyclonedx(subject, options)),
         Format::Spdx => Ok(sbom::spdx(subject, options)),
-        Format::CondaLock | Format::Pixi | Format::Pylock => {
-            Err(Error::usage(format!("`{}` is written from a lock", format.name())).hint("lock first: tare lock -f environment.yml"))
-        }
+        Format::CondaLock | Format::Pixi | Format::Tare => locks::write(&locks::of_subject(subject)?, format),
+        Format::Pylock => locks::pylock(subject, options),
     }
 }
 
@@ -170,13 +173,30 @@ pub fn export_prefix(prefix: &Prefix, channels: Vec<String>, format: Format, opt
     export(&Subject::of_prefix(prefix, channels)?, format, options)
 }
 
-/// Exports a lock. `platform`: which of a lock for several.
+/// Exports a lock. `platform`: which of a lock for several; formats that hold several get all unless one is named.
 ///
 /// # Errors
-/// The file is no lock or has not this platform; as for [`export`].
+/// The file is no lock, or has not this platform; as for [`export`].
 pub fn export_file(path: &Path, format: Format, options: &Options, platform: Option<&str>) -> Result<Exported> {
-    let _ = (format, options, platform);
-    Err(Error::failure(format!("`{}` cannot be read as a lock", path.display())))
+    let mut lock = crate::lock::read_file(path, &crate::lock::ReadOptions::default())?;
+    if matches!(format, Format::CondaLock | Format::Pixi | Format::Tare) {
+        if let Some(name) = platform {
+            let chosen = locks::choose(&lock, Some(name), None)?.name.clone();
+            lock.platforms.retain(|platform| platform.name == chosen);
+        }
+        return locks::write(&lock, format);
+    }
+    let chosen = locks::choose(&lock, platform, options.tool_platform)?;
+    if format == Format::Pylock {
+        return locks::pylock_of(&lock, chosen);
+    }
+    let mut options = options.clone();
+    // conda has no such file to be equal to, so nothing has to be lost.
+    options.direct_urls = true;
+    if options.hashes == Hashes::None && chosen.conda.iter().all(|record| record.package_record.sha256.is_some()) {
+        options.hashes = Hashes::Sha256;
+    }
+    export(&Subject::of_lock(&lock, chosen)?, format, &options)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use rattler_conda_types::RepoDataRecord;
 use serde_json::{Map, Value, json};
 
 use super::{Exported, Options, Origin, PythonPackage, Subject, requirement_name};
-use crate::install::{hex_text, sha256_hex_of};
+use crate::install::{hex_text, sha256_hex};
 use crate::prefix;
 
 /// License identifiers of SPDX that packages commonly have. Others are given as free text, which is always valid.
@@ -252,7 +252,7 @@ fn uuid(subject: &Subject, items: &[Item]) -> String {
     for item in items {
         text.push_str(&format!("\n{} {}", item.purl, item.sha256.as_deref().unwrap_or_default()));
     }
-    let digest = sha256_hex_of(text.as_bytes());
+    let digest = sha256_hex(text.as_bytes());
     let variant = match digest.as_bytes()[16] {
         b'0' | b'4' | b'8' | b'c' => '8',
         b'1' | b'5' | b'9' | b'd' => '9',

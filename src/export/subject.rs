@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
-use rattler_conda_types::{RepoDataRecord, Subdir};
+use rattler_conda_types::{MatchSpec, ParseStrictness, RepoDataRecord, Subdir};
 use serde::Deserialize;
 use url::Url;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::lock::{Lock, LockedPlatform, LockedPypi};
 use crate::prefix::{self, Distribution, Prefix};
 
 /// Where a Python package came from (PEP 610).
@@ -72,6 +73,9 @@ pub struct PythonPackage {
 impl PythonPackage {
     /// `name==version`: what conda writes, whatever the origin.
     pub fn pin(&self) -> String {
+        if self.version.is_empty() {
+            return self.name.clone();
+        }
         format!("{}=={}", self.name, self.version)
     }
 
@@ -98,7 +102,8 @@ impl PythonPackage {
                 format!("{} @ {url}{fragment}", self.name)
             }
             Origin::Directory { url, editable: true } => format!("-e {}", local_path(url)),
-            Origin::Directory { url, editable: false } => format!("{} @ {url}", self.name),
+            Origin::Directory { url, editable: false } if url.contains("://") => format!("{} @ {url}", self.name),
+            Origin::Directory { url, editable: false } => url.clone(),
         }
     }
 
@@ -136,6 +141,8 @@ pub struct Subject {
     pub requested: IndexMap<String, String>,
     /// Virtual packages it was solved for (`__cuda=12.6`), where known.
     pub virtual_packages: Vec<String>,
+    /// `channels` are in priority order (of a lock) and stand before those of the packages.
+    pub channels_in_order: bool,
 }
 
 impl Subject {
@@ -175,15 +182,64 @@ impl Subject {
             variables: prefix.variables()?,
             requested,
             virtual_packages: virtual_packages(prefix),
+            channels_in_order: false,
             conda,
+        })
+    }
+
+    /// One platform of a lock.
+    ///
+    /// # Errors
+    /// Packages that only pixi can build.
+    pub fn of_lock(lock: &Lock, platform: &LockedPlatform) -> Result<Self> {
+        if let Some(source) = platform.conda_sources.first() {
+            return Err(Error::failure(format!("the conda package `{source}` is built from source")).because("only pixi can do that"));
+        }
+        let mut python: Vec<PythonPackage> = platform.pypi.iter().map(locked_package).collect();
+        python.sort_by(|a, b| a.name.cmp(&b.name));
+        let facts = lock.provenance.platforms.get(&platform.name);
+        let requested = facts
+            .into_iter()
+            .flat_map(|facts| &facts.requested)
+            .map(|text| {
+                let spec = MatchSpec::from_str(text, ParseStrictness::Lenient).ok();
+                let name = spec.and_then(|spec| spec.name.as_exact().map(|name| name.as_normalized().to_owned()));
+                (name.unwrap_or_else(|| text.clone()), text.clone())
+            })
+            .collect();
+        let short = |channel: &String| {
+            let trimmed = channel.trim_end_matches('/');
+            let name = trimmed
+                .strip_prefix("https://conda.anaconda.org/")
+                .or_else(|| trimmed.strip_prefix("https://repo.anaconda.com/"))
+                .unwrap_or(trimmed);
+            match name {
+                "host:" => "host".to_owned(),
+                "pkgs/main" | "pkgs/r" | "pkgs/msys2" => "defaults".to_owned(),
+                _ => name.to_owned(),
+            }
+        };
+        Ok(Subject {
+            name: Some(lock.environment.clone()).filter(|name| name != "default" && prefix::validate_name(name).is_ok()),
+            prefix: None,
+            platform: Some(platform.subdir).filter(|subdir| *subdir != Subdir::NoArch),
+            channels: lock.channels.iter().map(short).collect(),
+            conda: platform.conda.clone(),
+            listed: prefix::install_order(&platform.conda),
+            python,
+            variables: lock.provenance.variables.clone(),
+            requested,
+            virtual_packages: platform.virtual_packages.iter().map(|package| format!("{}={}", package.name, package.version)).collect(),
+            channels_in_order: true,
         })
     }
 
     /// Names of the channels of the packages in order of first appearance, then those configured.
     pub fn all_channels(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
-        let own = self.conda.iter().map(prefix::channel_canonical).filter(|name| name != "<unknown>");
-        for name in own.chain(self.channels.iter().cloned()) {
+        let own: Vec<String> = self.conda.iter().map(prefix::channel_canonical).filter(|name| name != "<unknown>").collect();
+        let (first, second) = if self.channels_in_order { (self.channels.clone(), own) } else { (own, self.channels.clone()) };
+        for name in first.into_iter().chain(second) {
             if !names.contains(&name) {
                 names.push(name);
             }
@@ -214,6 +270,44 @@ impl Subject {
             .collect();
         self.conda.iter().filter(|record| !needed.contains(record.package_record.name.as_normalized())).collect()
     }
+}
+
+/// A locked package; the version of a folder is not fixed, so the one noted at the time stands, or none.
+fn locked_package(package: &LockedPypi) -> PythonPackage {
+    let location = package.location.clone();
+    let origin = if let Some(vcs) = &package.vcs {
+        Origin::Vcs {
+            vcs: vcs.kind.clone(),
+            url: vcs.url.clone(),
+            commit: vcs.commit.clone().or_else(|| vcs.revision.clone()).unwrap_or_default(),
+            subdirectory: vcs.subdirectory.clone(),
+            editable: package.editable,
+        }
+    } else if package.editable || !(location.contains("://") || is_archive(&location)) {
+        Origin::Directory { url: location, editable: package.editable }
+    } else if package.index.is_some() || package.version.is_some() && is_index_file(&location) {
+        Origin::Index { url: Some(location), sha256: package.hashes.sha256.clone() }
+    } else {
+        Origin::Archive { url: location, sha256: package.hashes.sha256.clone(), subdirectory: None }
+    };
+    PythonPackage {
+        name: package.name.clone(),
+        version: package.version.clone().unwrap_or_default(),
+        origin,
+        requires: package.requires_dist.clone(),
+        license: None,
+        requested: false,
+    }
+}
+
+fn is_archive(location: &str) -> bool {
+    let path = location.split(['#', '?']).next().unwrap_or(location);
+    [".whl", ".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz"].iter().any(|ending| path.ends_with(ending))
+}
+
+/// Whether an address looks like that of a file of an index (`…/packages/…/NAME-VERSION…`) and not one that somebody gave.
+fn is_index_file(location: &str) -> bool {
+    is_archive(location) && location.contains("/packages/")
 }
 
 /// The virtual packages that the stamp of tare holds.

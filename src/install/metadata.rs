@@ -199,7 +199,8 @@ pub fn channel_name(record: &RepoDataRecord) -> String {
 }
 
 /// Whether a package was made from an interpreter of this machine: it comes from the `host` channel in a cache.
-fn is_host(record: &RepoDataRecord) -> bool {
+/// Whether a record comes from the `host` channel of this machine.
+pub(crate) fn is_host(record: &RepoDataRecord) -> bool {
     record.url.scheme() == "file"
         && record.package_record.build.as_ref().starts_with("host_")
         && record.url.path().contains("/host/channels/")

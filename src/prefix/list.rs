@@ -147,7 +147,7 @@ pub(crate) fn channel_url(record: &RepoDataRecord) -> String {
 
 /// The name of the channel as conda's lists have it: `conda-forge`, `pkgs/main`, else the URL.
 pub(crate) fn channel_display(record: &RepoDataRecord) -> String {
-    if crate::install::channel_name(record) == "host" {
+    if crate::lock::is_machine_bound(record) {
         return "host".to_owned();
     }
     let url = channel_url(record);

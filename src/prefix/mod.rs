@@ -21,7 +21,9 @@ pub use list::{
     Distribution, FIELDS, Hashes, ListOptions, Row, canonical, explicit_text, export_text, list_fields_text, list_text, revisions_json,
     revisions_text, rows,
 };
-pub(crate) use list::{channel_canonical, channel_display, explicit_lines, header, install_order, known_url, normalize, site_packages};
+pub(crate) use list::{
+    channel_canonical, channel_display, channel_url, explicit_lines, header, install_order, known_url, normalize, site_packages,
+};
 pub use names::{KnownEnvironment, Places, Which, environments_text, list_known, locate, place_for_new, validate_name};
 pub use run::{Environment, RunOptions, remarks, run, run_environment};
 
