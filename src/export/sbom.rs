@@ -343,10 +343,7 @@ fn folder_notes(subject: &Subject) -> Vec<String> {
     if folders.is_empty() {
         return Vec::new();
     }
-    vec![format!(
-        "{} come from folders of this machine: the bill has their names and versions only",
-        super::conda::names(folders.into_iter())
-    )]
+    vec![format!("from folders of this machine, so the bill has names and versions only: {}", super::conda::names(folders.into_iter()))]
 }
 
 /// An identifier that SPDX allows: letters, digits, `.` and `-`.

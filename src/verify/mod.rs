@@ -227,9 +227,20 @@ pub fn verify(prefix: &Prefix, options: Options, progress: &dyn Progress) -> Res
     let mut work: Vec<(&Path, &Vec<Expected<'_>>)> = expected.iter().map(|(path, expected)| (*path, expected)).collect();
     // Big files first, so that no thread is left with one at the end.
     work.sort_by_key(|(_, expected)| std::cmp::Reverse(expected[0].entry.size_in_bytes.unwrap_or(0)));
+    let checked = AtomicU64::new(0);
     let task = progress.start(Phase::Other, "verifying", Some(work.len() as u64));
     let context = Context { root, expected: &expected, modes: modes.as_ref(), strangers: &strangers, counts: &counts };
-    let found: Vec<Vec<Finding>> = work.par_iter().map(|(path, expected)| context.check(path, expected)).collect();
+    let found: Vec<Vec<Finding>> = work
+        .par_iter()
+        .map(|(path, expected)| {
+            let found = context.check(path, expected);
+            let done = checked.fetch_add(1, Ordering::Relaxed) + 1;
+            if done % 512 == 0 || done == work.len() as u64 {
+                progress.advance_to(task, done);
+            }
+            found
+        })
+        .collect();
     findings.extend(found.into_iter().flatten());
     progress.finish(task);
     for (path, package) in only_named {
