@@ -17,12 +17,18 @@ pub mod cli;
 pub mod config;
 /// The main job in one call: inputs to an environment.
 pub mod create;
+/// Two of prefix, lock and request compared.
+pub mod diff;
 /// One error type: kind (exit code), message, causes, hints, place.
 pub mod error;
+/// An environment or a lock as text for other tools.
+pub mod export;
 /// The GPU side: drivers, the caching allocator, traces.
 pub mod gpu;
 /// A solution to a prefix: fetch, stage, link, compile, rename.
 pub mod install;
+/// Locks: readers and writers of every format, the check against the inputs, making an environment from one.
+pub mod lock;
 /// Subdir and virtual packages of the machine the environment is for.
 pub mod platform;
 /// An installed environment: names, records, activation, run.
@@ -39,3 +45,5 @@ pub mod solve;
 pub mod spec;
 /// The only writer to stdout and stderr.
 pub mod ui;
+/// Files of an environment against what their packages say.
+pub mod verify;

@@ -61,6 +61,10 @@ pub enum Command {
     Create(Box<CreateArgs>),
     Install(Box<InstallArgs>),
     List(ListArgs),
+    Export(ExportArgs),
+    Convert(ConvertArgs),
+    Verify(VerifyArgs),
+    Diff(DiffArgs),
     #[command(subcommand)]
     Env(EnvCommand),
     Run(RunArgs),
@@ -258,7 +262,7 @@ pub struct ListArgs {
     #[command(flatten)]
     pub environment: EnvironmentArgs,
     /// Print an @EXPLICIT list
-    #[arg(long, conflicts_with_all = ["export", "revisions"])]
+    #[arg(long, conflicts_with_all = ["export", "revisions", "canonical"])]
     pub explicit: bool,
     /// With `--explicit`: add MD5 sums
     #[arg(long, requires = "explicit", conflicts_with = "sha256")]
@@ -272,12 +276,137 @@ pub struct ListArgs {
     /// Print the history of the environment
     #[arg(short, long)]
     pub revisions: bool,
+    /// Print `channel/platform::name-version-build` lines
+    #[arg(short, long, conflicts_with_all = ["export", "revisions"])]
+    pub canonical: bool,
+    /// Columns of the table, separated by commas: arch, build, build_number, channel, channel_name, constrains, depends, dist_str, license, md5, name, platform, sha256, size, subdir, timestamp, url, version
+    #[arg(long, value_name = "FIELDS", value_delimiter = ',')]
+    pub fields: Vec<String>,
+    /// Last name first
+    #[arg(long)]
+    pub reverse: bool,
     /// Match the whole name
-    #[arg(short = 'F', long)]
+    #[arg(short, long, short_alias = 'F')]
     pub full_name: bool,
     /// Leave out packages that pip installed
     #[arg(long)]
     pub no_pip: bool,
+}
+
+/// Write an environment or a lock in the format of another tool
+///
+/// Examples:
+///   tare export -n train > environment.yml
+///   tare export -n train --requested --pin-versions
+///   tare export -n train --format explicit --sha256 -o explicit.txt
+///   tare export tare.lock --format dockerfile -o Dockerfile
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct ExportArgs {
+    /// A lock instead of an environment
+    #[arg(value_name = "LOCK", value_hint = ValueHint::FilePath, conflicts_with_all = ["name", "prefix"])]
+    pub lock: Option<PathBuf>,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// environment-yaml, environment-json, explicit, requirements, pip, conda-lock, pixi, pylock, dockerfile, apptainer, cyclonedx or spdx [default: from the name of the output, else environment-yaml]
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<String>,
+    #[command(flatten)]
+    pub output: OutputArgs,
+    #[command(flatten)]
+    pub shape: ExportShapeArgs,
+}
+
+/// Where an export goes.
+#[derive(Debug, Clone, Default, Args)]
+pub struct OutputArgs {
+    /// Write to FILE instead of stdout
+    #[arg(short, long, short_alias = 'f', alias = "file", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+}
+
+/// What an export holds.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ExportShapeArgs {
+    /// Leave out build strings
+    #[arg(long)]
+    pub no_builds: bool,
+    /// Only the match specs of the history, as conda does
+    #[arg(long, conflicts_with = "requested")]
+    pub from_history: bool,
+    /// What was asked for, with channels and the Python packages
+    #[arg(long)]
+    pub requested: bool,
+    /// With `--requested`: add versions where none was asked for
+    #[arg(long, requires = "requested")]
+    pub pin_versions: bool,
+    /// Write repositories, URLs and folders of Python packages instead of their versions
+    #[arg(long)]
+    pub direct_urls: bool,
+    /// Leave out the path of the environment
+    #[arg(long)]
+    pub no_prefix: bool,
+    /// explicit: add MD5 sums
+    #[arg(long, conflicts_with = "sha256")]
+    pub md5: bool,
+    /// explicit: add SHA-256 sums
+    #[arg(long)]
+    pub sha256: bool,
+    /// Platform of a lock for several [default: this machine's]
+    #[arg(long, alias = "subdir", value_name = "PLATFORM")]
+    pub platform: Option<String>,
+    /// Version of CycloneDX: 1.5 or 1.6
+    #[arg(long, value_name = "VERSION", default_value = "1.6", value_parser = ["1.5", "1.6"])]
+    pub cyclonedx_version: String,
+}
+
+/// Write a lock, list or environment in another format, without network
+#[derive(Debug, Clone, Args)]
+pub struct ConvertArgs {
+    /// tare.lock, pixi.lock, conda-lock.yml, @EXPLICIT list, pylock.toml, or the folder of an environment
+    #[arg(value_name = "FROM", value_hint = ValueHint::AnyPath)]
+    pub from: PathBuf,
+    /// Format to write [default: from the name of the output]
+    #[arg(long, value_name = "FORMAT", required_unless_present = "output")]
+    pub to: Option<String>,
+    #[command(flatten)]
+    pub output: OutputArgs,
+    #[command(flatten)]
+    pub shape: ExportShapeArgs,
+}
+
+/// Check every file of an environment against what its packages say
+///
+/// Exit code 0 if all is as installed, 5 if not.
+#[derive(Debug, Clone, Args)]
+pub struct VerifyArgs {
+    /// Also compare the packages with this lock
+    #[arg(value_name = "LOCK", value_hint = ValueHint::FilePath)]
+    pub lock: Option<PathBuf>,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Do not look for files that belong to no package
+    #[arg(long)]
+    pub no_extra: bool,
+}
+
+/// Compare two of environments, locks and environment files
+///
+/// Exit code 0 if they are equal, 4 if not.
+#[derive(Debug, Clone, Args)]
+pub struct DiffArgs {
+    /// Name or folder of an environment, a lock, or an environment.yml
+    #[arg(value_name = "A", value_hint = ValueHint::AnyPath)]
+    pub a: String,
+    /// The same
+    #[arg(value_name = "B", value_hint = ValueHint::AnyPath)]
+    pub b: String,
+    /// Print a table for a pull request
+    #[arg(long)]
+    pub markdown: bool,
+    /// Compare this platform of locks only
+    #[arg(long, alias = "subdir", value_name = "PLATFORM")]
+    pub platform: Option<String>,
 }
 
 /// Manage environments
@@ -285,6 +414,8 @@ pub struct ListArgs {
 pub enum EnvCommand {
     /// Same as `tare create`
     Create(Box<CreateArgs>),
+    /// Same as `tare export`
+    Export(Box<ExportArgs>),
     /// List the known environments
     List,
 }

@@ -49,6 +49,12 @@ impl<'a> Context<'a> {
         Ok(Context { settings, printer })
     }
 
+    /// The platform that tare works for here: what conda writes into the headers of its lists.
+    pub fn tool_platform(&self) -> Option<rattler_conda_types::Subdir> {
+        let set = self.settings.subdir.value.as_deref().and_then(|text| text.parse().ok());
+        set.or_else(rattler_conda_types::Subdir::current)
+    }
+
     /// The prefix that `-n`, `-p` or CONDA_PREFIX name.
     pub fn locate(&self, environment: &EnvironmentArgs) -> Result<PathBuf> {
         locate(environment, &self.settings)

@@ -5,8 +5,11 @@ mod auth;
 mod clean;
 mod config;
 mod context;
+mod convert;
 mod create;
+mod diff;
 mod env;
+mod export;
 mod gpu;
 mod info;
 mod install;
@@ -15,6 +18,7 @@ mod reference;
 mod run;
 mod search;
 mod shell_hook;
+mod verify;
 mod why;
 
 use std::ffi::OsString;
@@ -126,6 +130,11 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Create(args) | Command::Env(args::EnvCommand::Create(args)) => block_on(create::create(*args, &context)),
                 Command::Install(args) => block_on(install::install(*args, &context)),
                 Command::List(args) => list::list(&args, &context),
+                Command::Export(args) => export::export(&args, &context),
+                Command::Env(args::EnvCommand::Export(args)) => export::export(&args, &context),
+                Command::Convert(args) => convert::convert(&args, &context),
+                Command::Verify(args) => verify::verify(&args, &context),
+                Command::Diff(args) => diff::diff(&args, &context),
                 Command::Env(args::EnvCommand::List) => env::list(&context),
                 Command::ShellHook(args) => shell_hook::shell_hook(&args, &context),
                 Command::Info(args) => info::info(&args, &context),

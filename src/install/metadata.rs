@@ -199,7 +199,8 @@ pub fn channel_name(record: &RepoDataRecord) -> String {
 }
 
 /// Whether a package was made from an interpreter of this machine: it comes from the `host` channel in a cache.
-fn is_host(record: &RepoDataRecord) -> bool {
+/// Whether a record comes from the `host` channel of this machine.
+pub(crate) fn is_host(record: &RepoDataRecord) -> bool {
     record.url.scheme() == "file"
         && record.package_record.build.as_ref().starts_with("host_")
         && record.url.path().contains("/host/channels/")
@@ -290,6 +291,7 @@ pub(crate) fn write_notes(stage: &Path, notes: &Notes<'_>, written: Vec<(String,
     fs_err::create_dir_all(&folder).map_err(|error| Error::io("create the folder", &folder, &error))?;
     set_mode(&folder, 0o755)?;
     write_file(&folder.join("files"), manifest(records).as_bytes())?;
+    write_file(&folder.join("modes"), modes(stage, records).as_bytes())?;
     let stamp = Stamp {
         schema_version: STAMP_VERSION,
         tare_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -334,6 +336,65 @@ fn manifest(records: &[PrefixRecord]) -> String {
     let mut text = lines.join("\n");
     text.push('\n');
     text
+}
+
+/// What `conda-meta/tare/modes` notes of a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    /// A file with mode 0755; every file that is not noted has 0644.
+    Executable,
+    /// A symbolic link and what it points to.
+    Link(String),
+}
+
+/// The text of `conda-meta/tare/modes`: a line `x PATH` for each executable file, two lines `l PATH` and `> TARGET` for each link. Package records say
+/// neither, and `verify` wants to know.
+fn modes(stage: &Path, records: &[PrefixRecord]) -> String {
+    let mut paths: Vec<&str> = records
+        .iter()
+        .flat_map(|record| &record.paths_data.paths)
+        .filter_map(|entry| entry.relative_path.to_str())
+        .filter(|path| !path.contains('\n'))
+        .collect();
+    paths.sort_unstable();
+    paths.dedup();
+    let lines: Vec<Option<String>> = paths
+        .par_iter()
+        .map(|path| {
+            let full = stage.join(path);
+            let metadata = std::fs::symlink_metadata(&full).ok()?;
+            if metadata.is_symlink() {
+                let target = std::fs::read_link(&full).ok()?;
+                let target = target.to_str().filter(|target| !target.contains('\n'))?;
+                return Some(format!("l {path}\n> {target}\n"));
+            }
+            #[cfg(unix)]
+            {
+                use std::os::unix::fs::PermissionsExt;
+                if metadata.is_file() && metadata.permissions().mode() & 0o100 != 0 {
+                    return Some(format!("x {path}\n"));
+                }
+            }
+            None
+        })
+        .collect();
+    lines.into_iter().flatten().collect()
+}
+
+/// Reads `conda-meta/tare/modes`; `None` if there is none (the environment is of another tool or of an older tare).
+pub(crate) fn read_modes(prefix: &Path) -> Option<std::collections::HashMap<PathBuf, FileKind>> {
+    let text = std::fs::read_to_string(prefix.join(TARE_FOLDER).join("modes")).ok()?;
+    let mut kinds = std::collections::HashMap::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if let Some(path) = line.strip_prefix("x ") {
+            kinds.insert(PathBuf::from(path), FileKind::Executable);
+        } else if let Some(path) = line.strip_prefix("l ") {
+            let target = lines.next()?.strip_prefix("> ")?;
+            kinds.insert(PathBuf::from(path), FileKind::Link(target.to_owned()));
+        }
+    }
+    Some(kinds)
 }
 
 /// The first thing found missing or of another size in an environment that tare made; `None` if all is there. Contents are not read:

@@ -13,15 +13,25 @@ use std::str::FromStr;
 use indexmap::IndexMap;
 use rattler_conda_types::{PrefixRecord, Subdir};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use serde::Deserialize;
 
 pub use activate::{Shell, activation, deactivation, shell_hook_json};
 pub use history::Revision;
-pub use list::{Distribution, Hashes, ListOptions, Row, explicit_text, export_text, list_text, revisions_text, rows};
+pub use list::{
+    Distribution, FIELDS, Hashes, ListOptions, Row, canonical, explicit_text, export_text, list_fields_text, list_text, revisions_json,
+    revisions_text, rows,
+};
+pub(crate) use list::{
+    channel_canonical, channel_display, channel_url, explicit_lines, header, install_order, known_url, normalize, site_packages,
+};
 pub use names::{KnownEnvironment, Places, Which, environments_text, list_known, locate, place_for_new, validate_name};
 pub use run::{Environment, RunOptions, remarks, run, run_environment};
 
 use crate::error::{Error, Result};
 use crate::install::Stamp;
+
+/// Scheme of the URL of a package whose record has none.
+pub(crate) const UNKNOWN_SCHEME: &str = "unknown";
 
 /// An environment on disk.
 #[derive(Debug, Clone)]
@@ -52,6 +62,33 @@ impl Prefix {
         .hint("the environments there are: tare env list"))
     }
 
+    /// As [`Prefix::open`]; a virtual environment of `venv`, `virtualenv` or `uv` is accepted too: it has no packages of conda.
+    ///
+    /// # Errors
+    /// As for [`Prefix::open`].
+    pub fn open_any(path: impl AsRef<Path>) -> Result<Self> {
+        let resolved = crate::install::resolve_prefix(path.as_ref())?;
+        if !resolved.join("conda-meta").is_dir() && resolved.join("pyvenv.cfg").is_file() {
+            return Ok(Prefix { path: resolved });
+        }
+        Self::open(path)
+    }
+
+    /// Whether this is a virtual environment of Python rather than one of conda.
+    pub fn is_venv(&self) -> bool {
+        !self.path.join("conda-meta").is_dir() && self.path.join("pyvenv.cfg").is_file()
+    }
+
+    /// Names of the package records in the order in which the folder lists them, which is the order of conda's unsorted exports.
+    pub(crate) fn record_files_as_listed(&self) -> Vec<String> {
+        std::fs::read_dir(self.path.join("conda-meta"))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok()?.strip_suffix(".json").map(str::to_owned))
+            .collect()
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
@@ -73,6 +110,9 @@ impl Prefix {
     pub fn records_and_damage(&self) -> Result<(Vec<PrefixRecord>, Vec<Error>)> {
         let folder = self.path.join("conda-meta");
         let read = |error: std::io::Error| Error::io("read the folder", &folder, &error);
+        if !folder.exists() && self.is_venv() {
+            return Ok((Vec::new(), Vec::new()));
+        }
         let mut paths = Vec::new();
         for entry in std::fs::read_dir(&folder).map_err(read)? {
             let path = entry.map_err(read)?.path();
@@ -233,11 +273,76 @@ impl Prefix {
 
 fn read_record(path: &Path) -> Result<PrefixRecord> {
     let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, &error))?;
-    serde_json::from_slice(&bytes).map_err(|error| {
+    let strict = match serde_json::from_slice(&bytes) {
+        Ok(record) => return Ok(record),
+        Err(error) => error,
+    };
+    // Records of other and older tools lack fields; what is there is enough to know the package.
+    serde_json::from_slice(&bytes).ok().and_then(|value| lenient_record(value)).ok_or_else(|| {
         Error::failure(format!("the package record `{}` is damaged", path.display()))
-            .because(error)
+            .because(strict)
             .hint("make the environment again: tare create --force")
     })
+}
+
+/// A record with the gaps filled that old conda versions, conda-build's `develop` and other tools leave.
+fn lenient_record(mut value: serde_json::Value) -> Option<PrefixRecord> {
+    use serde_json::{Value, json};
+    let object = value.as_object_mut()?;
+    object.retain(|_, value| !value.is_null());
+    let text = |object: &serde_json::Map<String, Value>, key: &str| object.get(key).and_then(Value::as_str).map(str::to_owned);
+    let (name, version) = (text(object, "name")?, text(object, "version")?);
+    let build = text(object, "build").or_else(|| text(object, "build_string")).unwrap_or_else(|| "0".to_owned());
+    object.insert("build".to_owned(), json!(build));
+    if !object.get("build_number").is_some_and(Value::is_u64) {
+        let number = build.rsplit('_').next().and_then(|last| last.parse::<u64>().ok()).unwrap_or(0);
+        object.insert("build_number".to_owned(), json!(number));
+    }
+    for key in ["depends", "constrains"] {
+        if !object.get(key).is_some_and(Value::is_array) {
+            object.insert(key.to_owned(), json!([]));
+        }
+    }
+    let subdir = text(object, "subdir").or_else(|| {
+        let url = text(object, "url")?;
+        url.rsplit('/').nth(1).filter(|folder| folder.parse::<Subdir>().is_ok()).map(str::to_owned)
+    });
+    object.insert("subdir".to_owned(), json!(subdir.unwrap_or_else(|| "noarch".to_owned())));
+    let is_archive = |file: &str| file.ends_with(".conda") || file.ends_with(".tar.bz2");
+    let file = text(object, "fn").filter(|file| is_archive(file)).unwrap_or_else(|| format!("{name}-{version}-{build}.conda"));
+    let url = text(object, "url").filter(|url| url::Url::parse(url).is_ok()).unwrap_or_else(|| format!("{UNKNOWN_SCHEME}:{file}"));
+    object.insert("fn".to_owned(), json!(file));
+    object.insert("url".to_owned(), json!(url));
+    // Anything else that does not fit is left out field by field.
+    for key in [
+        "timestamp",
+        "size",
+        "md5",
+        "sha256",
+        "track_features",
+        "features",
+        "license",
+        "noarch",
+        "link",
+        "python_site_packages_path",
+        "arch",
+        "platform",
+        "legacy_bz2_md5",
+        "legacy_bz2_size",
+        "purls",
+        "run_exports",
+        "paths_data",
+        "files",
+        "requested_spec",
+        "requested_specs",
+        "channel",
+    ] {
+        if let Ok(record) = PrefixRecord::deserialize(&value) {
+            return Some(record);
+        }
+        value.as_object_mut()?.remove(key);
+    }
+    PrefixRecord::deserialize(&value).ok()
 }
 
 #[cfg(test)]

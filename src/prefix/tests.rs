@@ -38,35 +38,58 @@ fn the_list_has_condas_shape() {
     insta::assert_snapshot!(text, @r"
     # packages in environment at /envs/e:
     #
-    # Name                    Version                   Build  Channel
-    my-tool                   2.0                      pypi_0  pypi
-    numpy                     1.26.4                     h0_0  conda-forge
-    zlib                      1.3                        h0_0  conda-forge
+    # Name                     Version          Build            Channel
+    my-tool                    2.0              pypi_0           pypi
+    numpy                      1.26.4           h0_0             conda-forge
+    zlib                       1.3              h0_0             conda-forge
     ");
     let json = serde_json::to_string(&all[1]).unwrap();
     insta::assert_snapshot!(json, @r#"{"base_url":"https://conda.anaconda.org/conda-forge","build_number":0,"build_string":"h0_0","channel":"conda-forge","dist_name":"numpy-1.26.4-h0_0","name":"numpy","platform":"linux-64","version":"1.26.4"}"#);
     let some = |pattern: &str, full_name| {
         rows(&prefix, &ListOptions { pattern: Some(pattern.into()), full_name, no_pip: true, reverse: false }).map(|rows| rows.len())
     };
-    assert_eq!((some("^NUM", false).unwrap(), some("num", true).unwrap(), some("tool", false).unwrap()), (1, 0, 0));
+    assert_eq!((some("^NUM", false).unwrap(), some("n.*y", true).unwrap()), (1, 1));
+    assert!(some("num", true).is_err() && some("tool", false).is_err());
     assert_eq!(some("(", false).unwrap_err().exit_code(), 2);
 }
 
 #[test]
-fn explicit_lists_have_no_secrets_and_refuse_pip() {
+fn explicit_lists_have_no_secrets() {
     let folder = tempfile::tempdir().unwrap();
     let prefix = environment(folder.path());
-    assert!(explicit_text(&prefix, Hashes::None).unwrap_err().causes()[0].contains("`my-tool` 2.0"));
-    std::fs::remove_dir_all(prefix.path().join("lib/python3.11/site-packages/My_Tool-2.0.dist-info")).unwrap();
-    let text = explicit_text(&prefix, Hashes::Sha256).unwrap();
+    let text = explicit_text(&prefix, Hashes::Sha256, Some(Subdir::Linux64)).unwrap();
     assert!(text.contains("\n# platform: linux-64\n") && text.contains("\n@EXPLICIT\n"), "{text}");
     assert!(
         text.contains(&format!("\nhttps://conda.anaconda.org/conda-forge/linux-64/zlib-1.3-h0_0.conda#{}\n", "00".repeat(32))),
         "{text}"
     );
     assert!(!text.contains("secret") && !text.contains("/t/"), "{text}");
-    assert!(explicit_text(&prefix, Hashes::Md5).unwrap_err().message().contains("MD5"));
-    assert!(export_text(&prefix, &rows(&prefix, &ListOptions::default()).unwrap()).ends_with("\nnumpy=1.26.4=h0_0\nzlib=1.3=h0_0\n"));
+    assert!(explicit_text(&prefix, Hashes::Md5, None).unwrap().contains("zlib-1.3-h0_0.conda\n"));
+    assert!(export_text(&rows(&prefix, &ListOptions::default()).unwrap(), None).ends_with("\nnumpy=1.26.4=h0_0\nzlib=1.3=h0_0\n"));
+}
+
+#[test]
+fn records_of_other_tools_are_read_with_their_gaps() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = environment(folder.path());
+    let write = |name: &str, text: &str| std::fs::write(prefix.path().join("conda-meta").join(name), text).unwrap();
+    write(
+        "old-1.0-py27_3.json",
+        r#"{"name": "old", "version": "1.0", "build": "py27_3", "depends": null, "url": null, "channel": "<unknown>", "timestamp": "never"}"#,
+    );
+    write(
+        "tarball-2-0.json",
+        r#"{"name":"tarball","version":"2","build":"0","build_number":0,"url":"https://example.org/c/linux-64/tarball-2-0.tar.bz2","depends":[],"files":["a"]}"#,
+    );
+    let records = prefix.records().unwrap();
+    let old = records.iter().find(|record| record.name().as_normalized() == "old").unwrap();
+    assert_eq!(old.repodata_record.package_record.build_number, 3);
+    assert_eq!(channel_display(&old.repodata_record), "<unknown>");
+    let text = explicit_text(&prefix, Hashes::None, None).unwrap();
+    assert!(text.contains("# no URL for: old-1.0-py27_3.conda\n"), "{text}");
+    let tarball = records.iter().find(|record| record.name().as_normalized() == "tarball").unwrap();
+    assert_eq!(channel_display(&tarball.repodata_record), "https://example.org/c");
+    assert_eq!(tarball.repodata_record.package_record.subdir, "linux-64");
 }
 
 #[test]

@@ -141,6 +141,13 @@ impl Printer {
         }
     }
 
+    /// As [`Printer::json_bare`], without a line feed at the end.
+    pub fn json_exactly(&self, document: &Value) {
+        if self.json {
+            self.raw(&format!("{document:#}"));
+        }
+    }
+
     /// A remark on stderr.
     pub fn note(&self, message: &str) {
         self.progress.note(message);

@@ -6,6 +6,7 @@ mod common;
 mod concurrency;
 mod create;
 mod environments;
+mod export;
 mod gpu;
 mod host;
 mod interop;
