@@ -88,6 +88,10 @@ pub async fn make(inputs: &Inputs, options: &MakeOptions, settings: &Settings, p
     for (number, name) in platforms.iter().enumerate() {
         let mut of_platform = inputs.clone();
         of_platform.platform = Some(name.clone());
+        if !name.parse::<Subdir>().is_ok_and(has_gpus) {
+            // NVIDIA has no driver for it, whatever the other platforms are assumed to have.
+            of_platform.cuda = None;
+        }
         let prepared = resolve::prepare_fetched(&fetched, &of_platform, settings, &*progress)?;
         let before = old.as_ref().and_then(|old| old.platform(name));
         let locked = before.map(|before| usable(before, &prepared)).unwrap_or_default();

@@ -35,7 +35,7 @@ use crate::spec::Text;
 
 pub use check::{CheckOptions, Checked, check};
 pub use conda_lock::write_conda_lock;
-pub use make::{Made, MakeOptions, make};
+pub use make::{Made, MakeOptions, PlatformChange, make};
 pub use pixi::{write_pixi, write_tare};
 pub use sync::{SyncOptions, Synced, sync};
 
