@@ -45,6 +45,9 @@ pub struct Inputs {
     pub default_packages: bool,
     /// `-n` or `-p` was given.
     pub target_given: bool,
+    /// Channels to use where neither the command line alone (`override_channels`) nor a file decides: those that an
+    /// existing environment was made from. The configured ones do not count then.
+    pub fallback_channels: Vec<String>,
 }
 
 /// The request after reading, before any repodata was looked at.
@@ -73,14 +76,20 @@ pub struct Prepared {
 /// # Errors
 /// Files that cannot be read or are malformed, bad options, unknown channels.
 pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, progress: &dyn Progress) -> Result<Prepared> {
-    let cwd = std::env::current_dir().map_err(|error| Error::failure("the current folder is gone").because(error))?;
-    let mut options = TargetOptions::from_settings(settings.env.clone(), settings);
-    options.platform.clone_from(&inputs.platform);
-    options.cuda.clone_from(&inputs.cuda);
-    options.gpu = inputs.gpu;
-    options.virtual_packages.clone_from(&inputs.virtual_packages);
-    let subdir = platform::subdir(&options)?.0;
+    let fetched = fetch_files(inputs, session).await?;
+    prepare_fetched(inputs, &fetched, settings, progress)
+}
 
+fn current_folder() -> Result<PathBuf> {
+    std::env::current_dir().map_err(|error| Error::failure("the current folder is gone").because(error))
+}
+
+/// The texts of the files of `inputs`. Standard input is read once.
+///
+/// # Errors
+/// A file cannot be read or fetched.
+pub async fn fetch_files(inputs: &Inputs, session: &Session) -> Result<Vec<Fetched>> {
+    let cwd = current_folder()?;
     let mut fetched = Vec::new();
     for file in &inputs.files {
         let input = Input::parse(file)?;
@@ -90,7 +99,33 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
             (None, _) => return Err(Error::failure(format!("cannot read `{file}`"))),
         });
     }
-    let spec = read_spec(&fetched, inputs, subdir, cwd.clone())?;
+    Ok(fetched)
+}
+
+/// What the files and specs of `inputs` say, judged for the platform of `inputs`.
+///
+/// # Errors
+/// Malformed files or specs.
+pub fn read_inputs(inputs: &Inputs, fetched: &[Fetched], settings: &Settings) -> Result<EnvSpec> {
+    let mut options = TargetOptions::from_settings(settings.env.clone(), settings);
+    options.platform.clone_from(&inputs.platform);
+    read_spec(fetched, inputs, platform::subdir(&options)?.0, current_folder()?)
+}
+
+/// [`prepare`] with the texts of the files at hand.
+///
+/// # Errors
+/// As for [`prepare`].
+pub fn prepare_fetched(inputs: &Inputs, fetched: &[Fetched], settings: &Settings, progress: &dyn Progress) -> Result<Prepared> {
+    let cwd = current_folder()?;
+    let mut options = TargetOptions::from_settings(settings.env.clone(), settings);
+    options.platform.clone_from(&inputs.platform);
+    options.cuda.clone_from(&inputs.cuda);
+    options.gpu = inputs.gpu;
+    options.virtual_packages.clone_from(&inputs.virtual_packages);
+    let subdir = platform::subdir(&options)?.0;
+
+    let spec = read_spec(fetched, inputs, subdir, cwd.clone())?;
     if let Some(first) = spec.pip.first() {
         if inputs.no_pip {
             progress.note(&format!("the `pip:` section is skipped (--no-pip): {} not installed", count(spec.pip.len(), "item")));
@@ -114,13 +149,19 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
     let mut entries: Vec<ChannelEntry> = inputs.channels.iter().map(|text| ChannelEntry { text: text.clone(), place: None }).collect();
     let from_command_line = !entries.is_empty();
     entries.extend(spec.channels.iter().cloned());
+    let fall_back = !inputs.override_channels && !spec.channels_declared && !inputs.fallback_channels.is_empty();
+    if fall_back {
+        let known: BTreeSet<String> = entries.iter().map(|entry| entry.text.clone()).collect();
+        let more = inputs.fallback_channels.iter().filter(|text| !known.contains(*text));
+        entries.extend(more.map(|text| ChannelEntry { text: text.clone(), place: None }));
+    }
     let host = || channel::host_url(settings, progress);
     let expanded = channel::expand(
         &entries,
         settings,
         channel::ExpandOptions {
-            override_channels: inputs.override_channels,
-            declared: spec.channels_declared || from_command_line,
+            override_channels: inputs.override_channels || fall_back,
+            declared: spec.channels_declared || from_command_line || fall_back,
             nodefaults: spec.nodefaults,
             root_dir: &cwd,
             host: Some(&host),

@@ -13,6 +13,9 @@ use crate::resolve::count;
 use crate::ui::{human_bytes, table};
 
 pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
+    if let Some(source) = &args.clone {
+        return super::change::clone(source, &args, context).await;
+    }
     let mut request = inputs(&args.specs, &args.files, &args.channels, &args.target);
     request.no_pip = args.no_pip;
     request.default_packages = !args.no_default_packages;
@@ -25,6 +28,8 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
         link_mode: args.link.link_mode.map(link_mode).or(args.link.copy.then_some(LinkMode::Copy)),
         no_compile: args.link.no_compile,
         clobber: args.link.clobber,
+        allow_external_links: args.link.allow_external_links,
+        override_frozen: args.override_frozen,
         allow_link_scripts: args.link.allow_link_scripts.clone(),
         lock_timeout: args.link.lock_timeout.map(Duration::from_secs),
         command: std::env::args().collect(),
@@ -61,14 +66,14 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
 }
 
 /// The name of an environment that lies in the first environments folder.
-fn name_of(prefix: &std::path::Path, context: &Context<'_>) -> Option<String> {
+pub fn name_of(prefix: &std::path::Path, context: &Context<'_>) -> Option<String> {
     let folder = context.settings.envs_dirs.value.first()?;
     let folder = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
     let parent = std::fs::canonicalize(prefix.parent()?).ok()?;
     (parent == folder).then(|| prefix.file_name().map(|name| name.to_string_lossy().into_owned())).flatten()
 }
 
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     if text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-+@%".contains(c)) {
         text.to_owned()
     } else {
