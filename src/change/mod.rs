@@ -196,17 +196,15 @@ fn read_known(prefix: &Prefix) -> Result<Vec<Known>> {
     Ok(known)
 }
 
-/// What was asked for, by name: from the history, else from the records (pixi keeps no history).
+/// What was asked for, by name: from the history, and where it says nothing from the records (pixi keeps no history).
 #[allow(deprecated)] // conda still reads `requested_spec`
 fn requested_of(prefix: &Prefix, known: &[Known]) -> Result<IndexMap<String, String>> {
     let mut requested = prefix.requested_specs()?;
-    if requested.is_empty() {
-        for known in known {
-            let record = &known.record;
-            let spec = record.requested_specs.first().cloned().or_else(|| record.requested_spec.clone());
-            if let Some(spec) = spec.filter(|spec| !spec.is_empty() && spec != "None") {
-                requested.insert(known.name().as_normalized().to_owned(), spec);
-            }
+    for known in known {
+        let record = &known.record;
+        let spec = record.requested_specs.first().cloned().or_else(|| record.requested_spec.clone());
+        if let Some(spec) = spec.filter(|spec| !spec.is_empty() && spec != "None") {
+            requested.entry(known.name().as_normalized().to_owned()).or_insert(spec);
         }
     }
     let names: BTreeSet<&str> = known.iter().map(|known| known.name().as_normalized()).collect();
@@ -443,7 +441,8 @@ impl Request {
             let name = name_text(name);
             request.explicit_python |= name == "python";
             // What was asked for of a package holds when it is updated by its bare name.
-            if update && !prune && place.is_none() && spec.to_string() == name {
+            let argument = place.as_ref().is_none_or(|place| place.name.starts_with("<argument "));
+            if update && !prune && argument && spec.to_string() == name {
                 request.carried.insert(name.clone());
                 let text = open.requested.get(&name).cloned().unwrap_or_else(|| name.clone());
                 let spec = spec::parse_match_spec(&text, None).or_else(|_| bare(&name))?;

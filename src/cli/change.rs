@@ -128,7 +128,9 @@ pub async fn variables(command: VarsCommand, context: &Context<'_>) -> Result<u8
             let variables = Prefix::open(context.locate(&environment)?)?.variables()?;
             printer.json_bare(&json!(variables));
             let lines: String = variables.iter().map(|(name, value)| format!("{name} = {value}\n")).collect();
-            printer.data(&lines);
+            if !lines.is_empty() {
+                printer.data(&lines);
+            }
             return Ok(0);
         }
         VarsCommand::Set { variables, environment, override_frozen } => {

@@ -3,9 +3,11 @@
 
 mod common;
 
+mod change;
 mod concurrency;
 mod create;
 mod environments;
 mod host;
+mod hostile;
 mod malformed;
 mod reference;
