@@ -532,7 +532,7 @@ fn written_specs(record: &PrefixRecord) -> Vec<String> {
 /// Replaces a file of the stage: what is there may be the very file of the old environment, and is not written into.
 fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", path, &error)),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, &error)),
         _ => metadata::write_file(path, bytes),
     }
 }
