@@ -16,6 +16,9 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
     if args.locked || args.lock.is_some() {
         return super::sync::create(args, context).await;
     }
+    if let Some(source) = &args.clone {
+        return super::change::clone(source, &args, context).await;
+    }
     let mut request = inputs(&args.specs, &args.files, &args.channels, &args.target);
     request.no_pip = args.no_pip;
     request.default_packages = !args.no_default_packages;
@@ -28,6 +31,8 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
         link_mode: args.link.link_mode.map(link_mode).or(args.link.copy.then_some(LinkMode::Copy)),
         no_compile: args.link.no_compile,
         clobber: args.link.clobber,
+        allow_external_links: args.link.allow_external_links,
+        override_frozen: args.override_frozen,
         allow_link_scripts: args.link.allow_link_scripts.clone(),
         lock_timeout: args.link.lock_timeout.map(Duration::from_secs),
         command: std::env::args().collect(),

@@ -2,6 +2,7 @@
 
 mod args;
 mod auth;
+mod change;
 mod clean;
 mod config;
 mod context;
@@ -12,7 +13,6 @@ mod env;
 mod export;
 mod gpu;
 mod info;
-mod install;
 mod list;
 mod lock;
 mod reference;
@@ -130,9 +130,18 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
             let context = Context::load(&global, printer)?;
             match command {
                 Command::Create(args) | Command::Env(args::EnvCommand::Create(args)) => block_on(create::create(*args, &context)),
-                Command::Install(args) => block_on(install::install(*args, &context)),
                 Command::Lock(args) => block_on(lock::lock(*args, &context)),
                 Command::Sync(args) => block_on(sync::sync(*args, &context)),
+                Command::Install(args) => block_on(change::install(*args, &context)),
+                Command::Update(args) | Command::Env(args::EnvCommand::Update(args)) => block_on(change::update(*args, &context)),
+                Command::Remove(args) => block_on(change::remove(*args, &context)),
+                Command::Rename(args) => block_on(change::rename(*args, &context)),
+                Command::Env(args::EnvCommand::Remove(args)) => {
+                    block_on(change::remove_environment(&args.change, args.lock_timeout, &context))
+                }
+                Command::Env(args::EnvCommand::Config(args::EnvConfigCommand::Vars(command))) => {
+                    block_on(change::variables(command, &context))
+                }
                 Command::List(args) => list::list(&args, &context),
                 Command::Export(args) => export::export(&args, &context),
                 Command::Env(args::EnvCommand::Export(args)) => export::export(&args, &context),

@@ -247,7 +247,11 @@ impl Fetcher<'_> {
         let mut tries = 0;
         let folder = loop {
             tries += 1;
-            match self.get(&cache, wanted, reporter.clone()).await {
+            let got = tokio::select! {
+                got = self.get(&cache, wanted, reporter.clone()) => got,
+                bytes = outgrown(&layer_path, &wanted.entry, unpacked_limit(wanted)) => Err(too_large(wanted, bytes)),
+            };
+            match got {
                 Ok(folder) => break folder,
                 // A proxy may have served a stale or cut copy: once more, then it is the channel's fault.
                 Err(failure) if failure.hash_mismatch && tries < 2 && wanted.local_path().is_none() => {
@@ -260,9 +264,20 @@ impl Fetcher<'_> {
             record_md5(&folder, &md5)?;
         }
         reporter.unpacked();
+        // What was just unpacked is hashed whole: a list of files that lies is found before anything is linked.
+        let limit = unpacked_limit(wanted).unwrap_or(u64::MAX);
+        let unpacked = folder.clone();
+        let bytes = blocking(move || tree_bytes(&unpacked)).await?;
+        if bytes > limit {
+            evict(&folder)?;
+            return Err(too_large(wanted, bytes).error);
+        }
         let contents = blocking(move || {
+            if let Some(special) = special_file(&folder, &folder) {
+                return Ok((Err(special), folder));
+            }
             make_modes_uniform(&folder)?;
-            Ok::<_, Error>((read_and_check(&folder, CacheCheck::Changed), folder))
+            Ok::<_, Error>((read_and_check(&folder, CacheCheck::Full), folder))
         })
         .await??;
         match contents {
@@ -360,6 +375,79 @@ impl Fetcher<'_> {
         let needed: u64 = missing.iter().map(|wanted| wanted.size.unwrap_or(0)).sum();
         super::space::require(layer.path(), needed, "the packages to download", "choose another place for the cache: TARE_CACHE_DIR=PATH")
     }
+}
+
+/// An archive may unpack to this many times its size, and to [`UNPACKED_FLOOR`] in any case. Real packages stay far below.
+const UNPACKED_RATIO: u64 = 200;
+
+/// Bytes.
+const UNPACKED_FLOOR: u64 = 256 << 20;
+
+/// Bytes that a package may unpack to; `None` if the size of its archive is not known.
+fn unpacked_limit(wanted: &Wanted) -> Option<u64> {
+    let on_disk = wanted.local_path().and_then(|path| std::fs::metadata(path).ok()).map(|metadata| metadata.len());
+    Some(on_disk.or(wanted.size)?.saturating_mul(UNPACKED_RATIO).max(UNPACKED_FLOOR))
+}
+
+/// Resolves when what is being unpacked for `entry` has more bytes than `limit`. The caller holds the lock of the entry, so every temporary folder of its
+/// name is of this unpacking or of a dead one.
+async fn outgrown(layer: &Path, entry: &str, limit: Option<u64>) -> u64 {
+    let Some(limit) = limit else { return std::future::pending().await };
+    let head = format!(".{entry}");
+    loop {
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        let (layer, head) = (layer.to_owned(), head.clone());
+        let bytes = blocking(move || {
+            let entries = std::fs::read_dir(&layer).into_iter().flatten().flatten();
+            entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&head)).map(|entry| tree_bytes(&entry.path())).sum()
+        })
+        .await
+        .unwrap_or(0_u64);
+        if bytes > limit {
+            return bytes;
+        }
+    }
+}
+
+fn tree_bytes(path: &Path) -> u64 {
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => {
+            std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| tree_bytes(&entry.path())).sum()
+        }
+        Ok(metadata) => metadata.len(),
+        Err(_) => 0,
+    }
+}
+
+fn too_large(wanted: &Wanted, bytes: u64) -> Failure {
+    Error::new(Kind::Verification, format!("the package {} unpacks to far more than a package can be", wanted.label))
+        .because(format!("it unpacks to {} or more", super::space::human(bytes)))
+        .because(format!("it came from {}", shown(&wanted.url)))
+        .hint("this is how an archive looks that is made to fill disks: tell the channel's maintainers")
+        .into()
+}
+
+/// The first thing below `folder` that no package has: a device, a pipe or a socket; `info` as a link. `root` is the unpacked package.
+fn special_file(folder: &Path, root: &Path) -> Option<String> {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let shown = path.strip_prefix(root).unwrap_or(&path).to_owned();
+        let Ok(kind) = entry.file_type() else { return Some(format!("`{}` cannot be looked at", shown.display())) };
+        if kind.is_dir() {
+            if let Some(found) = special_file(&path, root) {
+                return Some(found);
+            }
+        } else if kind.is_symlink() {
+            // What is read before anything is linked; recipes in `info` may hold links.
+            let read = shown.parent() == Some(Path::new("info")) && shown.extension().is_none_or(|extension| extension == "json");
+            if read || shown == Path::new("info") {
+                return Some(format!("`{}` is a symbolic link", shown.display()));
+            }
+        } else if !kind.is_file() {
+            return Some(format!("`{}` is a device, a pipe or a socket", shown.display()));
+        }
+    }
+    None
 }
 
 struct Failure {
@@ -531,6 +619,24 @@ fn read_and_check(folder: &Path, check: CacheCheck) -> std::result::Result<Conte
     };
     // The cache writes this file when unpacking is done, and unpacking gives files the older times of the archive.
     let unpacked = std::fs::metadata(sidecar(folder, ".lock")).and_then(|metadata| metadata.modified()).ok();
+    // A link in the place of a folder would make files of this machine files of the package.
+    let mut folders: std::collections::HashSet<&Path> = std::collections::HashSet::new();
+    for entry in &paths.paths {
+        for above in entry.relative_path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty()) {
+            if !folders.insert(above) {
+                break;
+            }
+        }
+    }
+    let mut folders: Vec<&Path> = folders.into_iter().collect();
+    folders.sort();
+    for above in folders {
+        let linked = super::link::safe_path(above).is_ok()
+            && std::fs::symlink_metadata(folder.join(above)).is_ok_and(|metadata| metadata.is_symlink());
+        if linked {
+            return Err(format!("`{}` is a symbolic link, and files are listed below it", above.display()));
+        }
+    }
     let damage = paths.paths.par_iter().with_min_len(256).find_map_first(|entry| {
         let shown = entry.relative_path.display();
         if let Err(reason) = super::link::safe_path(&entry.relative_path) {

@@ -3,12 +3,14 @@
 
 mod common;
 
+mod change;
 mod concurrency;
 mod create;
 mod environments;
 mod export;
 mod gpu;
 mod host;
+mod hostile;
 mod interop;
 mod malformed;
 mod reference;
