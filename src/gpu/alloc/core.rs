@@ -232,6 +232,8 @@ pub struct DeviceAllocator<D: Driver> {
     allowed: Option<u64>,
     /// Whether there is a limit and a garbage collection threshold.
     collecting: bool,
+    /// Whether no divisions are set.
+    plain_rounding: bool,
     /// Whether there has been a pool whose blocks are never split.
     some_unsplit: bool,
     events: Vec<StreamEvents>,
@@ -284,6 +286,7 @@ impl<D: Driver> DeviceAllocator<D> {
             pools: vec![Pool::new(true, NONE), Pool::new(false, NONE)],
             heaps: Vec::new(),
             collecting: false,
+            plain_rounding: false,
             some_unsplit: false,
             privates: Vec::new(),
             diversions: Vec::new(),
@@ -338,6 +341,7 @@ impl<D: Driver> DeviceAllocator<D> {
         self.stats.rest.max_split_size = config.max_split_size.map_or(-1, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
         self.config = config;
         self.settle_collecting();
+        self.plain_rounding = self.config.roundup_power2_divisions.iter().all(|parts| *parts <= 1);
     }
 
     /// Limits this allocator to a fraction of the device (`torch.cuda.set_per_process_memory_fraction`).
@@ -415,7 +419,11 @@ impl<D: Driver> DeviceAllocator<D> {
         if (self.waiting > 0 || !self.deferred.is_empty()) && !self.capturing() {
             self.process_events()?;
         }
-        let size = round_size(requested, &self.config.roundup_power2_divisions);
+        let size = if self.plain_rounding && requested >= MIN_BLOCK {
+            (requested + (MIN_BLOCK - 1)) & !(MIN_BLOCK - 1)
+        } else {
+            round_size(requested, &self.config.roundup_power2_divisions)
+        };
         let mut pool = if size <= SMALL_SIZE { SMALL } else { LARGE };
         if !self.diversions.is_empty() {
             pool = self.divert(pool, stream.0);
@@ -501,7 +509,7 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Puts a block into its pool's cache.
-    #[inline]
+    #[inline(always)]
     fn cache(&mut self, id: u32) {
         let tie = self.tie_of(&self.blocks[id]);
         let block = &mut self.blocks[id];
@@ -539,7 +547,7 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Takes the best fitting free block out of the cache (PyTorch: `get_free_block`).
-    #[inline]
+    #[inline(always)]
     fn take_free(&mut self, pool: u32, size: u64, stream: u64) -> Option<u32> {
         let owner = &mut self.pools[pool as usize];
         if self.collecting {
@@ -552,6 +560,7 @@ impl<D: Driver> DeviceAllocator<D> {
         self.take_free_with_limits(heap, size)
     }
 
+    #[inline(never)]
     fn take_free_with_limits(&mut self, heap: u32, size: u64) -> Option<u32> {
         let mut key = self.heaps[heap as usize].free.best_fit(&self.blocks, size)?;
         if self.blocks[key.id].expandable {
@@ -979,7 +988,7 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Like [`free_block`](Self::free_block), for a block whose slot in the table is known.
-    #[inline]
+    #[inline(always)]
     fn free_at(&mut self, slot: usize, id: u32) {
         if self.history.is_some() {
             self.record_block(Action::FreeCompleted, id);
@@ -1031,8 +1040,12 @@ impl<D: Driver> DeviceAllocator<D> {
                 count += 1;
                 change += size as i64;
             }
-            self.stats.inactive_split.change(small, count);
-            self.stats.inactive_split_bytes.change(small, change);
+            if count != 0 {
+                self.stats.inactive_split.change(small, count);
+            }
+            if change != 0 {
+                self.stats.inactive_split_bytes.change(small, change);
+            }
         }
         self.stats.active.decrease(small, 1);
         self.stats.active_bytes.decrease(small, bytes);

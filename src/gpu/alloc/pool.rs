@@ -154,30 +154,25 @@ impl FreeSet {
     }
 
     /// Takes a node out of its bin's tree; `right` says on which side of `parent` it hangs.
-    #[inline]
+    #[inline(always)]
     fn unlink(&mut self, slab: &mut Slab, bin: usize, at: u32, parent: u32, right: bool) {
         let (below_left, below_right) = (slab[at].left, slab[at].right);
-        let joined = if below_left == NONE {
-            below_right
-        } else if below_right == NONE {
-            below_left
-        } else {
-            Self::join(slab, below_left, below_right)
-        };
         self.len -= 1;
-        match parent {
-            NONE => {
-                self.roots[bin % BINS] = joined;
-                if joined == NONE {
-                    let word = &mut self.words[bin / 64 % WORDS];
-                    *word &= !(1 << (bin % 64));
-                    if *word == 0 {
-                        self.summary &= !(1 << (bin / 64));
-                    }
-                }
+        if parent == NONE && below_left == NONE && below_right == NONE {
+            // Alone in its bin, as most are.
+            self.roots[bin % BINS] = NONE;
+            let word = &mut self.words[bin / 64 % WORDS];
+            *word &= !(1 << (bin % 64));
+            if *word == 0 {
+                self.summary &= !(1 << (bin / 64));
             }
-            parent if right => slab[parent].right = joined,
-            parent => slab[parent].left = joined,
+        } else {
+            let joined = Self::join(slab, below_left, below_right);
+            match parent {
+                NONE => self.roots[bin % BINS] = joined,
+                parent if right => slab[parent].right = joined,
+                parent => slab[parent].left = joined,
+            }
         }
     }
 
@@ -213,6 +208,12 @@ impl FreeSet {
 
     /// Joins two trees, all keys of the first being smaller.
     fn join(slab: &mut Slab, mut left: u32, mut right: u32) -> u32 {
+        if left == NONE {
+            return right;
+        }
+        if right == NONE {
+            return left;
+        }
         let (mut top, mut end, mut end_right) = (NONE, NONE, false);
         loop {
             let take_left = right == NONE || (left != NONE && priority(left) >= priority(right));
