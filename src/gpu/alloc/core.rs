@@ -12,7 +12,7 @@ use super::policy::{Policy, TieBreak};
 use super::pool::{Heap, Key, Pool};
 use super::segment::expandable::Expandable;
 use super::segment::{Segment, Segments};
-use super::sizes::{MIN_BLOCK, REQUEST_LIMIT, SMALL_BUFFER, SMALL_SIZE, round_size, round_up, segment_size};
+use super::sizes::{MIN_BLOCK, REQUEST_LIMIT, SMALL_BUFFER, SMALL_SIZE, large_splits, round_size, round_up, segment_size};
 use super::stats::{Counters, Stats};
 use crate::gpu::driver::{Driver, DriverError, EventId, StreamId};
 
@@ -787,7 +787,7 @@ impl<D: Driver> DeviceAllocator<D> {
         let splits = if block.small || self.config.expandable_segments {
             rest >= MIN_BLOCK
         } else {
-            rest > SMALL_SIZE && self.config.max_split_size.is_none_or(|limit| size < limit)
+            large_splits(size, rest, self.config.max_split_size)
         };
         splits && !(self.some_unsplit && self.never_splits(block.pool))
     }
