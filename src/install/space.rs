@@ -36,14 +36,7 @@ pub(crate) fn free_files(path: &Path) -> Option<u64> {
 
 /// Bytes for people: `1.5 GiB`.
 pub(crate) fn human(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+    crate::gpu::human_to(bytes, 1)
 }
 
 /// Refuses if `path`'s file system has less than `needed` bytes free. `what` needs them; `hint` is what to do.

@@ -192,14 +192,7 @@ impl Printer {
 
 /// Bytes for people: `1.5 GiB`. Exact bytes belong into JSON.
 pub fn human_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut unit = 0;
-    let mut value = bytes as f64;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+    crate::gpu::human_to(bytes, 1)
 }
 
 #[cfg(test)]
