@@ -7,5 +7,6 @@ mod concurrency;
 mod create;
 mod environments;
 mod host;
+mod lock;
 mod malformed;
 mod reference;
