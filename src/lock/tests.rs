@@ -98,54 +98,55 @@ fn every_real_lock_comes_back_the_same_from_a_tare_lock() {
 
 #[test]
 fn real_locks_go_through_conda_lock_or_are_refused_with_a_name() {
+    use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
     let Some(names) = files() else { return };
-    let (mut converted, mut refused) = (0, BTreeSet::new());
     // For other tools' parsers, by hand: a folder to leave the files in.
     let keep = std::env::var_os("TARE_TEST_KEEP").map(PathBuf::from);
-    for path in names {
-        for options in environments(&path) {
-            let lock = read_file(&path, &options).unwrap();
-            match write_conda_lock(&lock) {
-                Err(error) => {
-                    assert!(error.to_string().contains("cannot be put into a conda-lock file"), "{error}");
-                    refused.insert(error.to_string());
-                }
-                Ok(text) => {
-                    converted += 1;
-                    if let Some(folder) = &keep {
-                        std::fs::write(folder.join(format!("{converted}-conda-lock.yml")), &text).unwrap();
-                    }
-                    let again = read("conda-lock.yml", text.as_bytes(), &ReadOptions::default())
-                        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-                    assert_eq!(again.source, Format::CondaLock);
-                    let identity = |lock: &Lock| -> BTreeSet<String> {
-                        lock.platforms
-                            .iter()
-                            .flat_map(|platform| {
-                                let conda = platform.conda.iter().map(|record| {
-                                    let package = &record.package_record;
-                                    format!("{} {} {:?} {:?}", platform.name, record.url, package.md5, package.sha256)
-                                });
-                                conda.chain(
-                                    platform
-                                        .pypi
-                                        .iter()
-                                        .map(|package| format!("{} {} {:?}", platform.name, package.location, package.hashes)),
-                                )
-                            })
-                            .collect()
-                    };
-                    assert_eq!(identity(&lock), identity(&again), "{}", path.display());
-                    assert_eq!(text, write_conda_lock(&again).unwrap(), "{}", path.display());
-                }
-            }
-        }
-    }
+    let results: Vec<Result<(), String>> = names.par_iter().flat_map_iter(|path| through_conda_lock(path, keep.as_deref())).collect();
+    let refused: BTreeSet<&String> = results.iter().filter_map(|result| result.as_ref().err()).collect();
     for error in &refused {
         eprintln!("refused: {error}");
+        assert!(error.contains("cannot be put into a conda-lock file"), "{error}");
     }
-    eprintln!("{converted} converted");
+    let converted = results.iter().filter(|result| result.is_ok()).count();
+    eprintln!("{converted} converted of {}", results.len());
     assert!(converted >= 20, "{converted} {refused:#?}");
+}
+
+/// Each environment of a file written as conda-lock and read again, or why it was refused.
+fn through_conda_lock(path: &Path, keep: Option<&Path>) -> Vec<Result<(), String>> {
+    let identity = |lock: &Lock| -> BTreeSet<String> {
+        let mut all = BTreeSet::new();
+        for platform in &lock.platforms {
+            for record in &platform.conda {
+                let package = &record.package_record;
+                all.insert(format!("{} {} {:?} {:?}", platform.name, record.url, package.md5, package.sha256));
+            }
+            all.extend(platform.pypi.iter().map(|package| format!("{} {} {:?}", platform.name, package.location, package.hashes)));
+        }
+        all
+    };
+    let mut results = Vec::new();
+    for (number, options) in environments(path).into_iter().enumerate() {
+        let lock = read_file(path, &options).unwrap();
+        let text = match write_conda_lock(&lock) {
+            Ok(text) => text,
+            Err(error) => {
+                results.push(Err(error.to_string()));
+                continue;
+            }
+        };
+        if let Some(folder) = keep {
+            let name = format!("{}-{number}-conda-lock.yml", path.file_name().unwrap().display());
+            std::fs::write(folder.join(name), &text).unwrap();
+        }
+        let again = read("conda-lock.yml", text.as_bytes(), &ReadOptions::default()).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(again.source, Format::CondaLock);
+        assert_eq!(identity(&lock), identity(&again), "{}", path.display());
+        assert!(text == write_conda_lock(&again).unwrap(), "{}", path.display());
+        results.push(Ok(()));
+    }
+    results
 }
 
 /// A small lock of the newest version, to be broken.
