@@ -12,5 +12,6 @@ mod gpu;
 mod host;
 mod hostile;
 mod interop;
+mod lock;
 mod malformed;
 mod reference;
