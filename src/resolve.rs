@@ -73,14 +73,16 @@ pub struct Prepared {
 /// # Errors
 /// Files that cannot be read or are malformed, bad options, unknown channels.
 pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, progress: &dyn Progress) -> Result<Prepared> {
-    let cwd = std::env::current_dir().map_err(|error| Error::failure("the current folder is gone").because(error))?;
-    let mut options = TargetOptions::from_settings(settings.env.clone(), settings);
-    options.platform.clone_from(&inputs.platform);
-    options.cuda.clone_from(&inputs.cuda);
-    options.gpu = inputs.gpu;
-    options.virtual_packages.clone_from(&inputs.virtual_packages);
-    let subdir = platform::subdir(&options)?.0;
+    let fetched = fetch(inputs, session).await?;
+    prepare_fetched(&fetched, inputs, settings, progress)
+}
 
+/// The texts of the input files.
+///
+/// # Errors
+/// Files that cannot be read, URLs that do not answer.
+pub async fn fetch(inputs: &Inputs, session: &Session) -> Result<Vec<Fetched>> {
+    let cwd = std::env::current_dir().map_err(|error| Error::failure("the current folder is gone").because(error))?;
     let mut fetched = Vec::new();
     for file in &inputs.files {
         let input = Input::parse(file)?;
@@ -90,7 +92,23 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
             (None, _) => return Err(Error::failure(format!("cannot read `{file}`"))),
         });
     }
-    let spec = read_spec(&fetched, inputs, subdir, cwd.clone())?;
+    Ok(fetched)
+}
+
+/// As [`prepare`], from texts that were read already.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn prepare_fetched(fetched: &[Fetched], inputs: &Inputs, settings: &Settings, progress: &dyn Progress) -> Result<Prepared> {
+    let cwd = std::env::current_dir().map_err(|error| Error::failure("the current folder is gone").because(error))?;
+    let mut options = TargetOptions::from_settings(settings.env.clone(), settings);
+    options.platform.clone_from(&inputs.platform);
+    options.cuda.clone_from(&inputs.cuda);
+    options.gpu = inputs.gpu;
+    options.virtual_packages.clone_from(&inputs.virtual_packages);
+    let subdir = platform::subdir(&options)?.0;
+
+    let spec = read_spec(fetched, inputs, subdir, cwd.clone())?;
     if let Some(first) = spec.pip.first() {
         if inputs.no_pip {
             progress.note(&format!("the `pip:` section is skipped (--no-pip): {} not installed", count(spec.pip.len(), "item")));

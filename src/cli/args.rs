@@ -60,6 +60,8 @@ pub struct Global {
 pub enum Command {
     Create(Box<CreateArgs>),
     Install(Box<InstallArgs>),
+    Lock(Box<LockArgs>),
+    Sync(Box<SyncArgs>),
     List(ListArgs),
     Export(ExportArgs),
     Convert(ConvertArgs),
@@ -210,6 +212,12 @@ pub struct CreateArgs {
     /// environment.yml, list of match specs or @EXPLICIT list: a path, an http(s) URL, or `-` for stdin; can be repeated
     #[arg(short, long = "file", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub files: Vec<String>,
+    /// Install what this lock says, without solving: tare.lock, pixi.lock, conda-lock.yml or an @EXPLICIT list. With `-f`, the lock must satisfy the files
+    #[arg(long, value_name = "LOCK", value_hint = ValueHint::FilePath)]
+    pub lock: Option<PathBuf>,
+    /// Same as `--lock tare.lock`
+    #[arg(long, conflicts_with = "lock")]
+    pub locked: bool,
     /// Print what would be done
     #[arg(short, long)]
     pub dry_run: bool,
@@ -251,6 +259,102 @@ pub struct InstallArgs {
     pub channels: ChannelArgs,
     #[command(flatten)]
     pub target: TargetArgs,
+}
+
+/// Lock the exact packages of an environment, for one or more platforms
+///
+/// The lock is a pixi.lock (version 7) with one more map, `tare:`. What an older lock at the same place holds is kept where the request allows.
+/// With `--check`, nothing is solved or fetched: the exit code is 0 if the lock still satisfies the files and 4 if it does not.
+///
+/// Examples:
+///   tare lock -f environment.yml
+///   tare lock -f environment.yml --platform linux-64 --platform osx-arm64 --cuda 12.6
+///   tare lock -f environment.yml --update numpy
+///   tare lock --check -f environment.yml
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct LockArgs {
+    /// Match specs; with `--check`, the lock to check [default: tare.lock]
+    #[arg(value_name = "SPEC")]
+    pub specs: Vec<String>,
+    /// environment.yml, list of match specs or @EXPLICIT list: a path, an http(s) URL, or `-` for stdin; can be repeated
+    #[arg(short, long = "file", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub files: Vec<String>,
+    /// The lock to write
+    #[arg(short, long, value_name = "LOCK", default_value = "tare.lock", value_hint = ValueHint::FilePath)]
+    pub output: PathBuf,
+    /// Only check whether the lock still satisfies the files
+    #[arg(long, conflicts_with_all = ["update", "upgrade", "dry_run"])]
+    pub check: bool,
+    /// Let this package move to its newest version; can be repeated
+    #[arg(long, value_name = "PACKAGE", conflicts_with = "upgrade")]
+    pub update: Vec<String>,
+    /// Let every package move to its newest version
+    #[arg(long)]
+    pub upgrade: bool,
+    /// With `--check`: the environment of a pixi.lock
+    #[arg(long, value_name = "NAME", requires = "check")]
+    pub environment: Option<String>,
+    /// Leave out the `pip:` sections of the files
+    #[arg(long)]
+    pub no_pip: bool,
+    /// Print what would change and write nothing
+    #[arg(short, long)]
+    pub dry_run: bool,
+    /// Platform to lock for, such as linux-64; can be repeated [default: those of the file, else of the older lock, else this machine's]
+    #[arg(long = "platform", alias = "subdir", value_name = "PLATFORM", help_heading = "Machine")]
+    pub platforms: Vec<String>,
+    /// Assume a driver that supports this CUDA version, such as 12.6
+    #[arg(long, value_name = "VERSION", help_heading = "Machine")]
+    pub cuda: Option<String>,
+    /// Assume a virtual package instead of detecting it; can be repeated
+    #[arg(long = "virtual-package", value_name = "NAME=VERSION[=BUILD]", help_heading = "Machine")]
+    pub virtual_packages: Vec<String>,
+    /// auto: take the driver as it is; require: refuse CPU builds; none: lock without a GPU
+    #[arg(long, value_enum, value_name = "INTENT", help_heading = "Machine")]
+    pub gpu: Option<GpuArg>,
+    #[command(flatten)]
+    pub channels: ChannelArgs,
+}
+
+/// Make an environment exactly what a lock says
+///
+/// No solver runs. An environment that is there already is exchanged as a whole; where it is what the lock says, nothing is done.
+///
+/// Examples:
+///   tare sync -n train
+///   tare sync -p ./env conda-lock.yml
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct SyncArgs {
+    /// tare.lock, pixi.lock, conda-lock.yml or an @EXPLICIT list
+    #[arg(value_name = "LOCK", default_value = "tare.lock", value_hint = ValueHint::FilePath)]
+    pub lock: PathBuf,
+    #[command(flatten)]
+    pub target: EnvironmentArgs,
+    /// Which environment of a pixi.lock [default: `default`, or the only one]
+    #[arg(long, value_name = "NAME")]
+    pub environment: Option<String>,
+    /// Which platform of the lock, by its name there [default: this machine's]
+    #[arg(long, alias = "subdir", value_name = "PLATFORM")]
+    pub platform: Option<String>,
+    /// Category of a conda-lock file; can be repeated [default: main and dev]
+    #[arg(long = "category", value_name = "CATEGORY")]
+    pub categories: Vec<String>,
+    /// Skip the PyPI half of the lock
+    #[arg(long)]
+    pub no_pip: bool,
+    /// Replace an environment even if files in it belong to no package: they are lost
+    #[arg(long)]
+    pub force: bool,
+    /// Print what would be done
+    #[arg(short, long)]
+    pub dry_run: bool,
+    /// Accepted for scripts written for conda: tare never asks
+    #[arg(short, long)]
+    pub yes: bool,
+    #[command(flatten)]
+    pub link: LinkArgs,
 }
 
 /// List the packages of an environment

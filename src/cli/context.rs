@@ -77,9 +77,9 @@ pub fn environment() -> crate::prefix::Environment {
     std::env::vars_os().collect()
 }
 
-/// The request part of a command line.
-pub fn inputs(specs: &[String], files: &[String], channels: &ChannelArgs, target: &TargetArgs) -> Inputs {
-    let priority = match channels.channel_priority {
+/// `--channel-priority` and its two short forms.
+pub fn priority(channels: &ChannelArgs) -> Option<PriorityChoice> {
+    match channels.channel_priority {
         Some(PriorityArg::Auto) => Some(PriorityChoice::Auto),
         Some(PriorityArg::Strict) => Some(PriorityChoice::Strict),
         Some(PriorityArg::Flexible) => Some(PriorityChoice::Flexible),
@@ -87,13 +87,17 @@ pub fn inputs(specs: &[String], files: &[String], channels: &ChannelArgs, target
         None if channels.strict_channel_priority => Some(PriorityChoice::Strict),
         None if channels.no_channel_priority => Some(PriorityChoice::Disabled),
         None => None,
-    };
+    }
+}
+
+/// The request part of a command line.
+pub fn inputs(specs: &[String], files: &[String], channels: &ChannelArgs, target: &TargetArgs) -> Inputs {
     Inputs {
         files: files.to_vec(),
         specs: specs.to_vec(),
         channels: channels.channels.clone(),
         override_channels: channels.override_channels,
-        priority,
+        priority: priority(channels),
         exclude_newer: channels.exclude_newer.clone(),
         platform: target.platform.clone(),
         cuda: target.cuda.clone(),

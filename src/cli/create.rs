@@ -13,6 +13,9 @@ use crate::resolve::count;
 use crate::ui::{human_bytes, table};
 
 pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
+    if args.locked || args.lock.is_some() {
+        return super::sync::create(args, context).await;
+    }
     let mut request = inputs(&args.specs, &args.files, &args.channels, &args.target);
     request.no_pip = args.no_pip;
     request.default_packages = !args.no_default_packages;
@@ -61,14 +64,14 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
 }
 
 /// The name of an environment that lies in the first environments folder.
-fn name_of(prefix: &std::path::Path, context: &Context<'_>) -> Option<String> {
+pub(super) fn name_of(prefix: &std::path::Path, context: &Context<'_>) -> Option<String> {
     let folder = context.settings.envs_dirs.value.first()?;
     let folder = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
     let parent = std::fs::canonicalize(prefix.parent()?).ok()?;
     (parent == folder).then(|| prefix.file_name().map(|name| name.to_string_lossy().into_owned())).flatten()
 }
 
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     if text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-+@%".contains(c)) {
         text.to_owned()
     } else {
@@ -76,7 +79,7 @@ fn quoted(text: &str) -> String {
     }
 }
 
-fn summary(installed: &Installed) -> String {
+pub(super) fn summary(installed: &Installed) -> String {
     let seconds = installed.seconds;
     let mut text = format!("created `{}`: {}", installed.prefix.display(), count(installed.linked, "package"));
     let modes: Vec<String> = installed.link_modes.iter().map(|(_, mode)| mode.to_string()).collect();

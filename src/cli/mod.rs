@@ -14,10 +14,12 @@ mod gpu;
 mod info;
 mod install;
 mod list;
+mod lock;
 mod reference;
 mod run;
 mod search;
 mod shell_hook;
+mod sync;
 mod verify;
 mod why;
 
@@ -129,6 +131,8 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
             match command {
                 Command::Create(args) | Command::Env(args::EnvCommand::Create(args)) => block_on(create::create(*args, &context)),
                 Command::Install(args) => block_on(install::install(*args, &context)),
+                Command::Lock(args) => block_on(lock::lock(*args, &context)),
+                Command::Sync(args) => block_on(sync::sync(*args, &context)),
                 Command::List(args) => list::list(&args, &context),
                 Command::Export(args) => export::export(&args, &context),
                 Command::Env(args::EnvCommand::Export(args)) => export::export(&args, &context),

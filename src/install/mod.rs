@@ -371,6 +371,11 @@ pub fn difference(existing: &ExistingEnvironment, plan: &Plan) -> Option<String>
     first_damage(&existing.prefix, stamp)
 }
 
+/// SHA-256 of the `conda-meta/state` that holds these variables, lower-case hex; `None` without variables.
+pub(crate) fn state_sha256(variables: &IndexMap<String, String>) -> Option<String> {
+    metadata::state_text(variables).map(|text| metadata::sha256_hex(text.as_bytes()))
+}
+
 /// Whether the environment at `existing` is what `plan` would make, and intact: see [`difference`].
 pub fn same_as(existing: &ExistingEnvironment, plan: &Plan) -> bool {
     difference(existing, plan).is_none()

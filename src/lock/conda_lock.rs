@@ -488,13 +488,12 @@ fn conda_dependencies(package: &str, depends: &[String]) -> Result<BTreeMap<Stri
             Some(known) if known == constraint || constraint == "*" => {}
             Some(known) if known == "*" => *known = constraint.to_owned(),
             Some(known) => {
-                let joined = format!("{known},{constraint}");
-                let plain = |text: &str| !text.contains([' ', '|', '[']);
-                let parses = MatchSpec::from_str(&format!("{name} {joined}"), ParseStrictness::Lenient).is_ok();
-                if !plain(known) || !plain(constraint) || !parses {
+                let Some(joined) = join(known, constraint)
+                    .filter(|joined| MatchSpec::from_str(&format!("{name} {joined}"), ParseStrictness::Lenient).is_ok())
+                else {
                     return Err(Error::usage(format!("the conda package `{package}` cannot be put into a conda-lock file"))
                         .because(format!("it depends on `{name}` twice, as `{known}` and as `{constraint}`")));
-                }
+                };
                 *known = joined;
             }
         }
@@ -502,10 +501,37 @@ fn conda_dependencies(package: &str, depends: &[String]) -> Result<BTreeMap<Stri
     Ok(out)
 }
 
+/// Two constraints, `VERSION` or `VERSION BUILD`, as one that asks for both; `None` where conda has no words for it.
+fn join(a: &str, b: &str) -> Option<String> {
+    if a.contains('[') || b.contains('[') {
+        return None;
+    }
+    let split = |text: &str| {
+        let mut words = text.split_whitespace().map(str::to_owned);
+        (words.next().unwrap_or_else(|| "*".to_owned()), words.next())
+    };
+    let ((version_a, build_a), (version_b, build_b)) = (split(a), split(b));
+    let version = match (version_a.as_str(), version_b.as_str()) {
+        (a, b) if a == b => a.to_owned(),
+        ("*", other) | (other, "*") => other.to_owned(),
+        (a, b) if a.contains('|') || b.contains('|') => return None,
+        (a, b) => format!("{a},{b}"),
+    };
+    let build = match (build_a, build_b) {
+        (Some(a), Some(b)) if a != b => return None,
+        (a, b) => a.or(b),
+    };
+    Some(match build {
+        Some(build) => format!("{version} {build}"),
+        None => version,
+    })
+}
+
 /// The requirements of a PyPI package that the lock holds: the format has no markers and no extras, and conda-lock never resolves again.
 fn pypi_dependencies(package: &LockedPypi, platform: &LockedPlatform) -> Result<BTreeMap<String, String>> {
     let mut out: BTreeMap<String, String> = BTreeMap::new();
     for text in &package.requires_dist {
+        super::guard_requirement(text).map_err(|why| Error::usage(format!("malformed requirement `{text}`")).because(why))?;
         let requirement: pep508_rs::Requirement<pep508_rs::VerbatimUrl> =
             text.parse().map_err(|error| Error::usage(format!("malformed requirement `{text}`")).because(error))?;
         let name = requirement.name.to_string();

@@ -9,11 +9,14 @@
 //! [`read`] finds out which format a text is in. Errors name the place in the text. What a format cannot hold is refused
 //! by its writer, with the name of the package.
 
+mod check;
 mod conda_lock;
 mod diagnose;
 mod explicit;
+mod make;
 mod pixi;
 mod pylock;
+mod sync;
 
 #[cfg(test)]
 mod tests;
@@ -30,8 +33,11 @@ use url::Url;
 use crate::error::{Error, Result};
 use crate::spec::Text;
 
+pub use check::{CheckOptions, Checked, check};
 pub use conda_lock::write_conda_lock;
+pub use make::{Made, MakeOptions, PlatformChange, make};
 pub use pixi::{write_pixi, write_tare};
+pub use sync::{SyncOptions, Synced, sync};
 
 /// Version of the `tare:` map that this program writes.
 pub const TARE_SCHEMA: u32 = 1;
@@ -286,6 +292,9 @@ pub struct Provenance {
     /// [`TARE_SCHEMA`]; 0 for a lock of another tool.
     #[serde(default)]
     pub schema: u32,
+    /// Name of the environment in the file it was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// The solver, such as `resolvo 0.10`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<String>,
@@ -467,13 +476,14 @@ pub fn read_bytes(path: &Path) -> Result<Vec<u8>> {
 pub fn read(name: &str, bytes: &[u8], options: &ReadOptions) -> Result<Lock> {
     let text =
         Text::decode(name, bytes, options.base_dir.clone()).map_err(|error| error.context(format!("cannot read the lock `{name}`")))?;
-    let mut lock = match detect(name, &text.text) {
-        Some(Detected::Pylock) => pylock::read(&text)?,
-        Some(Detected::Explicit) => explicit::read(&text, options)?,
-        Some(Detected::CondaLock) => conda_lock::read(&text, options)?,
-        Some(Detected::Pixi) => pixi::read(&text, options)?,
-        None => return Err(diagnose::not_a_lock(&text)),
+    let read = match detect(name, &text.text) {
+        Some(Detected::Pylock) => pylock::read(&text),
+        Some(Detected::Explicit) => explicit::read(&text, options),
+        Some(Detected::CondaLock) => conda_lock::read(&text, options),
+        Some(Detected::Pixi) => pixi::read(&text, options),
+        None => Err(diagnose::not_a_lock(&text)),
     };
+    let mut lock = read.map_err(|error| diagnose::complete(&text, error))?;
     lock.sort();
     Ok(lock)
 }
@@ -624,4 +634,37 @@ pub(crate) fn without_credentials(text: &str) -> String {
 /// Lower-case hex.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     crate::install::hex_text(bytes)
+}
+
+/// What `pep508_rs` must not see, because it panics or takes very long: characters outside ASCII, names and extras that end in punctuation,
+/// endless markers.
+///
+/// # Errors
+/// What is wrong with the requirement.
+pub(crate) fn guard_requirement(text: &str) -> Result<(), String> {
+    let word_byte = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let well_formed = |word: &str| {
+        let bytes = word.as_bytes();
+        bytes.first().is_some_and(u8::is_ascii_alphanumeric)
+            && bytes.last().is_some_and(u8::is_ascii_alphanumeric)
+            && bytes.iter().all(word_byte)
+    };
+    let text = text.trim();
+    if !text.is_ascii() {
+        return Err("it holds characters outside ASCII".to_owned());
+    }
+    let name = &text[..text.bytes().take_while(|b| word_byte(b)).count()];
+    if !well_formed(name) {
+        return Err(format!("`{name}` is not the name of a package"));
+    }
+    if let Some(inner) = text[name.len()..].trim_start().strip_prefix('[') {
+        let Some((extras, _)) = inner.split_once(']') else { return Err("a `[` is never closed".to_owned()) };
+        if let Some(bad) = extras.split(',').map(str::trim).find(|extra| !well_formed(extra) && !extra.is_empty()) {
+            return Err(format!("`{bad}` is not the name of an extra"));
+        }
+    }
+    if text.matches('(').count() > 50 || text.matches(" or ").count() + text.matches(" and ").count() > 60 {
+        return Err("the marker is too complicated".to_owned());
+    }
+    Ok(())
 }

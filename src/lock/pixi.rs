@@ -27,7 +27,11 @@ const HEADER: &str = "# Made by `tare lock`: pixi.lock, version 7, and what it h
 /// Reads versions 1 to 7.
 pub(super) fn read(text: &Text, options: &ReadOptions) -> Result<Lock> {
     let (body, tail) = split_tare(&text.text);
-    let parsed = LockFile::from_str_with_base_directory(&body, None).map_err(|error| diagnose::pixi(text, &error))?;
+    guard_requirements(text)?;
+    // The parsers behind it have panicked on odd input before.
+    let parsed = std::panic::catch_unwind(|| LockFile::from_str_with_base_directory(&body, None))
+        .map_err(|_| Error::usage(format!("the lock `{}` cannot be understood", text.name)).at(text.place(0..0, "in this file")))?
+        .map_err(|error| diagnose::pixi(text, &error))?;
     let version = parsed.version() as u16;
     let mut provenance = match tail {
         Some(start) => read_tare(text, start)?,
@@ -145,6 +149,28 @@ fn read_tare(text: &Text, start: usize) -> Result<Provenance> {
         .hint("update tare, or make the lock again: tare lock -f environment.yml"));
     }
     Ok(provenance)
+}
+
+/// Looks at the items of every `requires_dist:` before the parser does: see [`super::guard_requirement`].
+fn guard_requirements(text: &Text) -> Result<()> {
+    let mut inside = false;
+    for (start, line) in text.lines() {
+        let trimmed = line.trim();
+        if let Some(item) = trimmed.strip_prefix("- ").filter(|_| inside) {
+            let item = item.trim();
+            let bare = item.trim_matches(['"', '\'']);
+            // Folded over several lines: the parser sees more than is looked at here, and what is looked at is its beginning.
+            if let Err(why) = super::guard_requirement(bare) {
+                let at = start + line.len() - line.trim_start().len() + 2;
+                return Err(Error::usage(format!("malformed requirement `{}`", crate::spec::mask_secrets(bare)))
+                    .because(why)
+                    .at(text.place(at..at + item.len(), "here")));
+            }
+        } else if !trimmed.is_empty() && !line.starts_with("    ") {
+            inside = trimmed == "requires_dist:";
+        }
+    }
+    Ok(())
 }
 
 /// Locations of packages with `editable: true`, a key that `rattler_lock` reads over.
@@ -422,6 +448,7 @@ fn pypi_data(package: &LockedPypi) -> Result<PypiPackageData> {
     let name = package.name.parse().map_err(|error| refuse("its name is malformed", &error))?;
     let mut requires_dist = Vec::new();
     for text in &package.requires_dist {
+        super::guard_requirement(text).map_err(|why| refuse(&format!("its requirement `{text}` is malformed"), &why))?;
         requires_dist.push(text.parse().map_err(|error| refuse(&format!("its requirement `{text}` is malformed"), &error))?);
     }
     let requires_python = match &package.requires_python {

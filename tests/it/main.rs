@@ -8,5 +8,6 @@ mod create;
 mod environments;
 mod export;
 mod host;
+mod lock;
 mod malformed;
 mod reference;
