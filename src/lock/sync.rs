@@ -306,7 +306,7 @@ async fn rebuilt(
             .because(why)
             .hint("install that interpreter here, or lock again with a channel: -c conda-forge")
     };
-    let url: Url = channel::host_url(settings, progress).map_err(|error| {
+    let url: Url = channel::host_url(settings, Vec::new(), progress).map_err(|error| {
         let why = error.to_string();
         elsewhere(format!("this machine has none: {why}"))
     })?;
