@@ -84,7 +84,8 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
     let mut fetched = Vec::new();
     for file in &inputs.files {
         let input = Input::parse(file)?;
-        fetched.push(match (input.read_local(&cwd)?, input) {
+        let (local, input) = read_local(input, cwd.clone()).await;
+        fetched.push(match (local?, input) {
             (Some(text), _) => text,
             (None, Input::Url(url)) => session.fetch_text(&url).await?,
             (None, _) => return Err(Error::failure(format!("cannot read `{file}`"))),
@@ -153,6 +154,17 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
     }
     let digest = digest(&spec, &target, &channels, priority, exclude_newer, inputs, settings);
     Ok(Prepared { spec, target, channels, priority, exclude_newer, gpu: inputs.gpu, pinned, digest })
+}
+
+/// Reads on a thread of its own: a terminal or a pipe may stay silent for ever, and Ctrl-C must end the command all the same.
+async fn read_local(input: Input, cwd: PathBuf) -> (Result<Option<Fetched>>, Input) {
+    let (send, receive) = tokio::sync::oneshot::channel();
+    let reader = input.clone();
+    std::thread::spawn(move || {
+        let _ = send.send(reader.read_local(&cwd));
+    });
+    let read = receive.await.unwrap_or_else(|_| Err(Error::failure("the input could not be read")));
+    (read, input)
 }
 
 /// The versions of Python that the request names, for the `host` channel; empty for any.
@@ -280,6 +292,9 @@ pub async fn resolve(
                 specs.push(spec);
             }
         }
+    }
+    for spec in &mut specs {
+        session.trust_spec(spec)?;
     }
     // An archive given by URL is one fixed candidate of its name.
     let mut pins = Vec::new();
