@@ -7,6 +7,7 @@ mod concurrency;
 mod create;
 mod environments;
 mod host;
+mod hostile;
 mod interop;
 mod malformed;
 mod reference;
