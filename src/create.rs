@@ -113,6 +113,7 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
         Err(error) => {
             // Another process may have made the very environment while this one waited for its lock.
             if !options.force
+                && !plan.placed.load(std::sync::atomic::Ordering::SeqCst)
                 && let Ok(TargetState::Environment(existing)) = install::state_of_target(&planned.prefix)
                 && difference(&existing, &planned.prepared).is_none()
             {
@@ -243,7 +244,7 @@ pub fn plan_json(planned: &Planned, dry_run: bool) -> Value {
         "virtual_packages": virtual_packages(prepared),
         "gpu": solution.map(|solution| &solution.gpu),
         "lints": solution.map(|solution| solution.lints.iter().chain(&solution.preflight).collect::<Vec<_>>()),
-        "total_size": records.iter().filter_map(|record| record.package_record.size).sum::<u64>(),
+        "total_size": install::total_size(records),
     })
 }
 

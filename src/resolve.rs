@@ -93,7 +93,8 @@ pub async fn fetch(inputs: &Inputs, session: &Session) -> Result<Vec<Fetched>> {
     let mut fetched = Vec::new();
     for file in &inputs.files {
         let input = Input::parse(file)?;
-        fetched.push(match (input.read_local(&cwd)?, input) {
+        let (local, input) = read_local(input, cwd.clone()).await;
+        fetched.push(match (local?, input) {
             (Some(text), _) => text,
             (None, Input::Url(url)) => session.fetch_text(&url).await?,
             (None, _) => return Err(Error::failure(format!("cannot read `{file}`"))),
@@ -217,6 +218,17 @@ fn channel_of(dependency: &Dependency) -> Option<ChannelEntry> {
         _ => written,
     };
     Some(ChannelEntry { text: written, place: place.clone() })
+}
+
+/// Reads on a thread of its own: a terminal or a pipe may stay silent for ever, and Ctrl-C must end the command all the same.
+async fn read_local(input: Input, cwd: PathBuf) -> (Result<Option<Fetched>>, Input) {
+    let (send, receive) = tokio::sync::oneshot::channel();
+    let reader = input.clone();
+    std::thread::spawn(move || {
+        let _ = send.send(reader.read_local(&cwd));
+    });
+    let read = receive.await.unwrap_or_else(|_| Err(Error::failure("the input could not be read")));
+    (read, input)
 }
 
 /// The versions of Python that the request names, for the `host` channel; empty for any.
@@ -344,6 +356,9 @@ pub async fn resolve(
                 specs.push(spec);
             }
         }
+    }
+    for spec in &mut specs {
+        session.trust_spec(spec)?;
     }
     // An archive given by URL is one fixed candidate of its name.
     let mut pins = Vec::new();

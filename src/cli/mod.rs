@@ -30,7 +30,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use crate::error::{Error, Kind, Result};
-use crate::ui::{ColorChoice, Printer, Verbosity};
+use crate::ui::{ColorChoice, Masked, Printer, Verbosity};
 use args::{Cli, Command};
 use context::Context;
 
@@ -51,6 +51,9 @@ pub fn main() -> ExitCode {
         printer.error(&error);
         error.exit_code()
     });
+    if printer.lost_output() && code == 0 {
+        return ExitCode::from(Kind::Failure.exit_code());
+    }
     ExitCode::from(code)
 }
 
@@ -69,7 +72,14 @@ fn usage(error: &clap::Error, args: &[OsString]) -> ExitCode {
         printer.error(&Error::usage(message).hint("see `tare --help`"));
         return ExitCode::from(Kind::Usage.exit_code());
     }
-    let _ = error.print();
+    if error.use_stderr() {
+        Printer::new(Verbosity::Normal, false, ColorChoice::Auto).usage(&error.render().ansi().to_string());
+    } else if let Err(lost) = error.print()
+        && lost.kind() != std::io::ErrorKind::BrokenPipe
+    {
+        Printer::new(Verbosity::Normal, false, ColorChoice::Auto).error(&Error::failure("cannot write to standard output").because(lost));
+        return ExitCode::from(Kind::Failure.exit_code());
+    }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
@@ -91,14 +101,15 @@ fn start_logs(global: &args::Global) -> Result<()> {
         EnvFilter::try_new(directives).map_err(|error| Error::usage(format!("bad log filter `{directives}`")).because(error))
     };
     let to_stderr = match from_env.as_deref().or(wanted) {
-        Some(directives) => Some(fmt::layer().with_writer(std::io::stderr).with_target(true).with_filter(filter(directives)?)),
+        Some(directives) => Some(fmt::layer().with_writer(|| Masked(std::io::stderr())).with_target(true).with_filter(filter(directives)?)),
         None => None,
     };
     let to_file = match &global.log_file {
         Some(path) => {
             let file =
                 std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(|error| Error::io("write", path, &error))?;
-            let layer = fmt::layer().with_ansi(false).with_writer(std::sync::Arc::new(file));
+            let file = std::sync::Arc::new(file);
+            let layer = fmt::layer().with_ansi(false).with_writer(move || Masked(file.clone()));
             Some(layer.with_filter(filter("debug,hyper=info,h2=info,rustls=info")?))
         }
         None => None,

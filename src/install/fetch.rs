@@ -172,7 +172,7 @@ impl Fetcher<'_> {
             return Ok(found.into_iter().flatten().collect());
         }
         self.check_cache_space(&missing)?;
-        let total = missing.iter().map(|wanted| wanted.size.unwrap_or(0)).sum();
+        let total = super::space::total(missing.iter().filter_map(|wanted| wanted.size));
         let reporter = Arc::new(Downloads::start(self.progress.clone(), missing.len(), total));
         let fetched = stream::iter(found.into_iter().enumerate())
             .map(|(number, found)| {
@@ -372,7 +372,7 @@ impl Fetcher<'_> {
     /// Refuses before a download that certainly does not fit.
     fn check_cache_space(&self, missing: &[&Wanted]) -> Result<()> {
         let Some(layer) = self.cache.layers().iter().find(|layer| !layer.is_readonly()) else { return Ok(()) };
-        let needed: u64 = missing.iter().map(|wanted| wanted.size.unwrap_or(0)).sum();
+        let needed = super::space::total(missing.iter().filter_map(|wanted| wanted.size));
         super::space::require(layer.path(), needed, "the packages to download", "choose another place for the cache: TARE_CACHE_DIR=PATH")
     }
 }
@@ -489,15 +489,15 @@ fn failure(wanted: &Wanted, error: &PackageCacheError) -> Failure {
         Some(inner) => &**inner,
         None => error,
     };
-    if let Some(io) = find_io(source)
-        && matches!(io.raw_os_error(), Some(28 | 122))
-    {
-        return Error::failure(format!("cannot unpack {}", wanted.label))
-            .because(io)
-            .hint("free some disk space, or choose another place for the cache (TARE_CACHE_DIR)")
-            .into();
+    if let Some(io) = own_disk(source) {
+        let made = Error::failure(format!("cannot unpack {}", wanted.label)).because(io);
+        return match io.kind() {
+            std::io::ErrorKind::PermissionDenied => made.hint("the package and the cache (TARE_CACHE_DIR) must be open to you"),
+            _ => made.hint("free some disk space, or choose another place for the cache (TARE_CACHE_DIR)"),
+        }
+        .into();
     }
-    let network = matches!(extract, Some(ExtractError::ReqwestError(_)));
+    let network = wanted.local_path().is_none() && is_of_the_network(source);
     let local_missing = wanted.local_path().is_some_and(|path| !path.exists());
     let made = match (network, local_missing) {
         (true, _) => Error::network(format!("cannot fetch {}", wanted.label)).because(format!("from {place}")).because_of(source),
@@ -510,16 +510,40 @@ fn failure(wanted: &Wanted, error: &PackageCacheError) -> Failure {
     made.into()
 }
 
-fn find_io<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a std::io::Error> {
+/// Whether a connection failed, also one that broke off while the archive was unpacked from it.
+fn is_of_the_network(error: &(dyn std::error::Error + 'static)) -> bool {
+    let inside = |io: &std::io::Error| {
+        let inner: Option<&(dyn std::error::Error + 'static)> = match io.get_ref() {
+            Some(inner) => Some(inner),
+            None => None,
+        };
+        inner.is_some_and(is_of_the_network)
+    };
     let mut next = Some(error);
     while let Some(error) = next {
-        if let Some(io) = error.downcast_ref::<std::io::Error>()
-            && io.raw_os_error().is_some()
-        {
-            return Some(io);
+        if error.is::<reqwest::Error>() || matches!(error.downcast_ref(), Some(ExtractError::ReqwestError(_))) {
+            return true;
         }
-        if let Some(ExtractError::IoError(io) | ExtractError::CouldNotCreateDestination(io)) = error.downcast_ref::<ExtractError>()
-            && io.raw_os_error().is_some()
+        // The source of an I/O error is the source of what it wraps, so what it wraps is looked at too.
+        if error.downcast_ref().is_some_and(inside) || matches!(error.downcast_ref(), Some(ExtractError::IoError(io)) if inside(io)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// A failure of the disk that is unpacked to, rather than of the archive. The unpacker wraps errors of the system and keeps their kind.
+fn own_disk<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a std::io::Error> {
+    use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let io = match error.downcast_ref::<ExtractError>() {
+            Some(ExtractError::IoError(io) | ExtractError::CouldNotCreateDestination(io)) => Some(io),
+            _ => error.downcast_ref::<std::io::Error>(),
+        };
+        if let Some(io) = io
+            && matches!(io.kind(), StorageFull | QuotaExceeded | PermissionDenied | ReadOnlyFilesystem)
         {
             return Some(io);
         }
@@ -741,13 +765,13 @@ impl Downloads {
     }
 
     fn show(&self, state: &DownloadState) {
-        self.progress.advance_to(self.download, state.base + state.bytes.values().sum::<u64>());
+        self.progress.advance_to(self.download, state.base.saturating_add(state.bytes.values().sum::<u64>()));
     }
 
     /// A package turned out to need no download.
     fn skip(&self, bytes: u64) {
         let mut state = self.state();
-        state.base += bytes;
+        state.base = state.base.saturating_add(bytes);
         state.unpacked += 1;
         self.show(&state);
         self.progress.advance_to(self.unpack, state.unpacked);

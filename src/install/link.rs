@@ -394,6 +394,9 @@ impl Linking<'_> {
                     if made.causes().iter().any(|cause| cause.contains("os error 28") || cause.contains("os error 122")) {
                         made = made.hint("free some disk space there, or choose another place for the environment (`-p`)");
                     }
+                    if made.causes().iter().any(|cause| cause.contains("longer than the placeholder")) {
+                        made = made.hint("the package was built for shorter paths: choose a shorter one for the environment (`-p`)");
+                    }
                     made
                 })?;
             for placed in placed.iter().filter(|placed| placed.entry.path_type == PathType::Directory) {

@@ -101,7 +101,8 @@ pub(crate) fn redacted_command(command: &[String]) -> String {
                 }
                 _ => value.to_owned(),
             };
-            let word = key.map_or_else(|| value.clone(), |key| format!("{key}={value}"));
+            // What is no URL as a whole may hold one: `-cURL`, `name[channel=URL]`.
+            let word = crate::channel::redact_text(&key.map_or_else(|| value.clone(), |key| format!("{key}={value}")));
             if word.is_empty() || word.contains(|c: char| c.is_whitespace()) {
                 format!("'{}'", word.replace(['\n', '\r'], " "))
             } else {

@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indexmap::IndexMap;
@@ -152,6 +153,8 @@ pub struct Plan {
     pub override_frozen: bool,
     /// Stops the work.
     pub cancel: Cancel,
+    /// Set once the new environment is in its place: an error after that is one of a link script.
+    pub placed: Arc<AtomicBool>,
 }
 
 impl Plan {
@@ -178,6 +181,7 @@ impl Plan {
             replace: false,
             override_frozen: false,
             cancel: Cancel::new(),
+            placed: Arc::default(),
         }
     }
 }
@@ -301,6 +305,7 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
             // Owned by this thread: it goes on until it sees the switch, even when nobody waits for it any more.
             let _held = (lock, cache_locks);
             let mut built = build(&plan, &prefix, &packages, &layers, placing, progress.clone(), seconds)?;
+            plan.placed.store(true, Ordering::SeqCst);
             let scripts = link::link_scripts(&packages, plan.subdir);
             let ran = scripts::run_allowed(&plan, &prefix, &packages, &scripts, &*progress);
             for number in scripts.keys() {
@@ -313,7 +318,7 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
                 let names: Vec<String> = built.skipped_link_scripts.iter().map(|name| format!("`{}`", name.as_normalized())).collect();
                 progress.warn(
                     &format!("the link scripts of {} were not run", names.join(", ")),
-                    &["to run the ones you trust: --allow-link-scripts NAME".to_owned()],
+                    &["to run the ones you trust: --force --allow-link-script NAME".to_owned()],
                 );
             }
             ran.map(|()| built)
@@ -321,9 +326,7 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
     })
     .await?;
     guard.disarm();
-    let mut installed = built?;
-    installed.recovered = recovered;
-    if plan.register {
+    if plan.register && plan.placed.load(Ordering::SeqCst) {
         let home = plan.home.clone().or_else(dirs::home_dir);
         if let Some(home) = home
             && let Err(error) = register(&home, &prefix, true)
@@ -331,7 +334,14 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
             tracing::debug!("{error}");
         }
     }
+    let mut installed = built?;
+    installed.recovered = recovered;
     Ok(installed)
+}
+
+/// Bytes to download for all of `records`, as their channels say; at most [`u64::MAX`].
+pub fn total_size(records: &[RepoDataRecord]) -> u64 {
+    space::total(records.iter().filter_map(|record| record.package_record.size))
 }
 
 /// Fetches archives named by URL or path and makes complete records from the metadata inside them.

@@ -34,6 +34,11 @@ pub(crate) fn free_files(path: &Path) -> Option<u64> {
     }
 }
 
+/// The sum of sizes that a channel claims, which may be anything.
+pub(crate) fn total(sizes: impl IntoIterator<Item = u64>) -> u64 {
+    sizes.into_iter().fold(0, u64::saturating_add)
+}
+
 /// Bytes for people: `1.5 GiB`.
 pub(crate) fn human(bytes: u64) -> String {
     crate::gpu::human_to(bytes, 1)

@@ -3,6 +3,7 @@
 
 mod common;
 
+mod attack;
 mod change;
 mod concurrency;
 mod create;
