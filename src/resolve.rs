@@ -126,6 +126,9 @@ pub fn prepare_fetched(inputs: &Inputs, fetched: &[Fetched], settings: &Settings
     let subdir = platform::subdir(&options)?.0;
 
     let spec = read_spec(fetched, inputs, subdir, cwd.clone())?;
+    for warning in &spec.warnings {
+        progress.warn(&warning.to_string(), warning.hints());
+    }
     if let Some(first) = spec.pip.first() {
         if inputs.no_pip {
             progress.note(&format!("the `pip:` section is skipped (--no-pip): {} not installed", count(spec.pip.len(), "item")));
@@ -146,6 +149,9 @@ pub fn prepare_fetched(inputs: &Inputs, fetched: &[Fetched], settings: &Settings
 
     options.variables.clone_from(&spec.variables);
     let target = platform::target(&options)?;
+    for remark in &target.remarks {
+        progress.note(remark);
+    }
     let mut entries: Vec<ChannelEntry> = inputs.channels.iter().map(|text| ChannelEntry { text: text.clone(), place: None }).collect();
     let from_command_line = !entries.is_empty();
     entries.extend(spec.channels.iter().cloned());
@@ -155,7 +161,10 @@ pub fn prepare_fetched(inputs: &Inputs, fetched: &[Fetched], settings: &Settings
         let more = inputs.fallback_channels.iter().filter(|text| !known.contains(*text));
         entries.extend(more.map(|text| ChannelEntry { text: text.clone(), place: None }));
     }
-    let host = || channel::host_url(settings, progress);
+    // `conda-forge::numpy` asks for its channel too, after those that are listed.
+    entries.extend(spec.dependencies.iter().filter_map(channel_of));
+    let wanted_python = python_versions(&spec);
+    let host = || channel::host_url(settings, wanted_python.clone(), progress);
     let expanded = channel::expand(
         &entries,
         settings,
@@ -193,6 +202,37 @@ pub fn prepare_fetched(inputs: &Inputs, fetched: &[Fetched], settings: &Settings
     }
     let digest = digest(&spec, &target, &channels, priority, exclude_newer, inputs, settings);
     Ok(Prepared { spec, target, channels, priority, exclude_newer, gpu: inputs.gpu, pinned, digest })
+}
+
+/// The channel that a dependency names for itself.
+fn channel_of(dependency: &Dependency) -> Option<ChannelEntry> {
+    let Dependency::Match { spec, text, place } = dependency else { return None };
+    let channel = spec.channel.as_ref()?;
+    let written = match text.split_once("::") {
+        Some((written, _)) => written.trim().trim_start_matches(['"', '\'']).to_owned(),
+        None => channel.name.clone().unwrap_or_else(|| channel.base_url.url().to_string()),
+    };
+    let written = match written.rsplit_once('/') {
+        Some((channel, subdir)) if subdir.parse::<Subdir>().is_ok() => channel.to_owned(),
+        _ => written,
+    };
+    Some(ChannelEntry { text: written, place: place.clone() })
+}
+
+/// The versions of Python that the request names, for the `host` channel; empty for any.
+fn python_versions(spec: &EnvSpec) -> Vec<String> {
+    let mut wanted = Vec::new();
+    for dependency in &spec.dependencies {
+        if let Dependency::Match { spec, .. } = dependency
+            && spec.name.as_exact().is_some_and(|name| name.as_normalized() == "python")
+        {
+            match &spec.version {
+                Some(version) => wanted.push(version.to_string()),
+                None => return Vec::new(),
+            }
+        }
+    }
+    wanted
 }
 
 fn read_spec(fetched: &[Fetched], inputs: &Inputs, subdir: Subdir, root_dir: PathBuf) -> Result<EnvSpec> {
@@ -291,7 +331,7 @@ pub async fn resolve(
         match dependency {
             Dependency::Match { spec, .. } => specs.push(spec.clone()),
             Dependency::Package { url, hash, place, .. } => {
-                direct.push(spec::ExplicitPackage { url: url.clone(), hash: hash.clone(), place: place.clone() });
+                direct.push(spec::ExplicitPackage { url: url.clone(), hash: *hash, place: place.clone() });
             }
         }
     }
@@ -396,8 +436,8 @@ fn pip_name(item: &spec::PipItem) -> Option<String> {
 fn archive(package: &spec::ExplicitPackage) -> crate::install::Archive {
     let (mut md5, mut sha256) = (None, None);
     match &package.hash {
-        Some(spec::ExplicitHash::Md5(hash)) => md5 = Some((*hash).into()),
-        Some(spec::ExplicitHash::Sha256(hash)) => sha256 = Some((*hash).into()),
+        Some(spec::ExplicitHash::Md5(hash)) => md5 = Some(*hash),
+        Some(spec::ExplicitHash::Sha256(hash)) => sha256 = Some(*hash),
         None => {}
     }
     crate::install::Archive { url: package.url.clone(), md5, sha256 }

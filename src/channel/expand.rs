@@ -160,16 +160,18 @@ pub fn expand<C: ChannelSource>(entries: &[C], settings: &Settings, options: Exp
 }
 
 /// Makes the `host` channel (or finds it unchanged in the cache) and returns its URL: what [`ExpandOptions::host`] wants.
+/// `wanted`: see [`host::HostOptions::wanted`].
 ///
 /// # Errors
 /// As [`host::materialize`].
-pub fn host_url(settings: &Settings, progress: &dyn Progress) -> Result<Url> {
+pub fn host_url(settings: &Settings, wanted: Vec<String>, progress: &dyn Progress) -> Result<Url> {
     let env = &settings.env;
     let options = host::HostOptions {
         cache_dir: settings.cache_dir.value.clone(),
         interpreter: env.get("TARE_HOST_PYTHON").filter(|text| !text.is_empty()).map(|text| expand_home(&text, settings.home.as_deref())),
         path_env: env.get("PATH").map(Into::into),
         home: settings.home.clone(),
+        wanted,
     };
     Ok(host::materialize(&options, progress)?.url)
 }

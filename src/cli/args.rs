@@ -63,6 +63,7 @@ pub enum Command {
     Update(Box<UpdateArgs>),
     Remove(Box<RemoveArgs>),
     Rename(Box<RenameArgs>),
+    Relocate(Box<RelocateArgs>),
     List(ListArgs),
     #[command(subcommand)]
     Env(EnvCommand),
@@ -365,6 +366,17 @@ pub struct RenameArgs {
     /// Old name or path (not with -n or -p), and new name or path
     #[arg(value_name = "NAME", required = true, num_args = 1..=2)]
     pub names: Vec<String>,
+    #[command(flatten)]
+    pub change: ChangeArgs,
+    #[command(flatten)]
+    pub link: LinkArgs,
+}
+
+/// Repair an environment whose folder was moved
+///
+/// Packages are linked anew from the cache for the place where the environment is now; its old path in your text files is replaced.
+#[derive(Debug, Clone, Args)]
+pub struct RelocateArgs {
     #[command(flatten)]
     pub change: ChangeArgs,
     #[command(flatten)]

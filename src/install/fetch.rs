@@ -850,7 +850,7 @@ impl Fetcher<'_> {
                 let named = (&identifier.identifier.name, &identifier.identifier.version, &identifier.identifier.build_string);
                 if named.0.to_lowercase() != record.name.as_normalized()
                     || *named.1 != record.version.to_string()
-                    || *named.2 != record.build.to_string()
+                    || named.2.as_str() != record.build.as_str()
                 {
                     return Err(Error::new(
                         Kind::Verification,

@@ -430,9 +430,7 @@ pub fn register(home: &Path, prefix: &Path, present: bool) -> Result<()> {
     let wanted = prefix.to_string_lossy();
     let mut lines: Vec<&str> = Vec::new();
     for line in text.lines().map(str::trim_end).filter(|line| !line.trim().is_empty()) {
-        if line != wanted && !lines.contains(&line) {
-            lines.push(line);
-        } else if line == wanted && present && !lines.contains(&line) {
+        if (line != wanted || present) && !lines.contains(&line) {
             lines.push(line);
         }
     }

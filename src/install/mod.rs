@@ -531,7 +531,7 @@ pub(crate) fn duplicate_name(packages: &[fetch::Cached]) -> Option<String> {
 
 /// Refuses if the environment certainly does not fit: bytes by link mode, and inodes.
 pub(crate) fn check_space(prefix: &Path, layout: &link::Layout, packages: &[fetch::Cached], modes: &[LinkMode]) -> Result<()> {
-    let copied = if modes.iter().any(|mode| *mode == LinkMode::Copy) {
+    let copied = if modes.contains(&LinkMode::Copy) {
         // Exact per package would need the sizes by package; all or nothing is how it is in practice.
         let copied: u64 = packages
             .iter()

@@ -209,7 +209,9 @@ pub struct ChannelRecords<'a> {
 
 impl<'a> From<&'a RepoData> for ChannelRecords<'a> {
     fn from(data: &'a RepoData) -> Self {
-        ChannelRecords { records: data.iter().collect(), multi_channel: data.multi_channel() }
+        // Names that begin with `__` are the machine's to say (CEP 30): a channel that lists `__cuda` decides nothing.
+        let records = data.iter().filter(|record| !record.package_record.name.as_normalized().starts_with("__")).collect();
+        ChannelRecords { records, multi_channel: data.multi_channel() }
     }
 }
 

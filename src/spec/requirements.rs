@@ -680,6 +680,14 @@ fn pep508(text: &str) -> Result<Requirement, String> {
             && bytes.iter().all(is_word_byte)
     };
     let text = text.trim();
+    // The grammar of PEP 508 has no other characters, and the parser cuts them in two.
+    if let Some(foreign) = text.chars().find(|c| !c.is_ascii()) {
+        return Err(format!(
+            "the character {:?} (U+{:04X}) is not allowed here; in a URL write it percent-encoded",
+            foreign,
+            u32::from(foreign)
+        ));
+    }
     let name = &text[..text.bytes().take_while(|b| is_word_byte(b)).count()];
     if !well_formed(name) {
         return Err(format!("`{name}` is not the name of a package"));

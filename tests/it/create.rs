@@ -359,3 +359,50 @@ fn a_damaged_cache_is_repaired() {
     assert_eq!(std::fs::read_to_string(env.envs().join("b/lib/lib.txt")).unwrap(), "two");
     assert_eq!(std::fs::read_to_string(env.envs().join("b/share/app/data")).unwrap(), "data");
 }
+
+#[test]
+fn noarch_python_packages_get_entry_points_for_the_python_of_the_environment() {
+    use std::os::unix::fs::PermissionsExt;
+    let env = TestEnv::new();
+    let mut channel = small_channel(&env);
+    // Not a real interpreter: it cannot compile, which is said and is no failure.
+    channel
+        .add(&Package::new("python", "3.11.9").file("bin/python3.11", "#!/bin/sh\necho ran \"$1\"\n").symlink("bin/python", "python3.11"));
+    channel.add(
+        &Package::new("tool", "1.0")
+            .noarch_python(&["tool = tool.cli:main"])
+            .depends(&["python >=3.9"])
+            .file("site-packages/tool/cli.py", "def main(): pass\n")
+            .file("python-scripts/other", "#!/opt/anaconda/bin/python\nprint()\n"),
+    );
+    let made = env.tare(&["create", "-n", "x", "--override-channels", "-c", &channel.url(), "tool"]).ok();
+    made.stderr_has("were not compiled");
+    let prefix = env.envs().join("x");
+    assert!(prefix.join("lib/python3.11/site-packages/tool/cli.py").is_file());
+    let script = std::fs::read_to_string(prefix.join("bin/tool")).unwrap();
+    assert!(script.lines().next().unwrap().contains(&prefix.join("bin/python3.11").display().to_string()), "{script}");
+    assert_eq!(std::fs::metadata(prefix.join("bin/tool")).unwrap().permissions().mode() & 0o7777, 0o755);
+    env.tare(&["run", "-n", "x", "tool"]).ok().stdout_has("ran [ENVS]/x/bin/tool");
+}
+
+#[test]
+fn a_spec_with_a_channel_brings_its_channel_along() {
+    let env = TestEnv::new();
+    let channel = small_channel(&env);
+    let mut other = Channel::new(env.path().join("other"));
+    other.add(&Package::new("lib", "1.5").file("lib/lib.txt", "other"));
+    env.write(
+        "environment.yml",
+        format!("name: demo\nchannels:\n  - {}\n  - nodefaults\ndependencies:\n  - app\n  - {}::lib\n", channel.url(), other.url()),
+    );
+    env.tare(&["create", "-f", "environment.yml"]).ok();
+    assert_eq!(std::fs::read_to_string(env.envs().join("demo/lib/lib.txt")).unwrap(), "other");
+}
+
+#[test]
+fn unknown_keys_are_named_with_their_place() {
+    let env = TestEnv::new();
+    let channel = small_channel(&env);
+    env.write("environment.yml", environment_yml(&channel, "chanels: [x]\ndependencies: [lib]\n"));
+    env.tare(&["create", "-f", "environment.yml"]).ok().stderr_has("environment.yml:5:1").stderr_has("channels");
+}

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, OnceLock};
 
 fn options(cache: &Path, interpreter: Option<PathBuf>) -> HostOptions {
-    HostOptions { cache_dir: cache.to_path_buf(), interpreter, path_env: None, home: None }
+    HostOptions { cache_dir: cache.to_path_buf(), interpreter, path_env: None, home: None, wanted: Vec::new() }
 }
 
 /// A channel made once for all tests from TARE_HOST_PYTHON, or from the first interpreter found that can be relocated.

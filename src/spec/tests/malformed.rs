@@ -107,6 +107,8 @@ const CASES: &[Case] = &[
     // pip.
     (YML, "dependencies:\n  - pip: numpy\n", "`pip` must be a list, not text", (2, 10), "- pip: [\"numpy\"]"),
     (YML, "dependencies:\n  - pip:\n      numpy: 1\n", "`pip` must be a list, not a mapping", (3, 7), "one `- requirement` a line"),
+    (YML, "dependencies:\n  - pip:\n    - \"numpy ; python_version < '3'>\u{feff}\"\n", "U+FEFF", (3, 7), ""),
+    (YML, "dependencies:\n  - pip:\n    - numpy==1.0é\n", "not allowed here", (3, 7), ""),
     (YML, "dependencies:\n  - pip:\n    - numpy=1.2\n", "invalid item `numpy=1.2` for pip", (3, 7), "two `=`"),
     (YML, "dependencies:\n  - pip:\n    - --indx-url https://x\n", "unknown option `--indx-url`", (3, 7), "`--index-url`"),
     (YML, "dependencies:\n  - pip:\n    - 1.2\n", "must be text, not a number", (3, 7), ""),

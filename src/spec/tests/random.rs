@@ -108,7 +108,7 @@ proptest! {
     }
 
     #[test]
-    fn random_requirements(text in "(-[a-z-]{0,8}|[a-z]{0,6})[ =<>!~|,\\[\\]'\":*./()\\\\$#;@+0-9a-z{}\n]{0,40}") {
+    fn random_requirements(text in "(-[a-z-]{0,8}|[a-z]{0,6})[ =<>!~|,\\[\\]'\":*./()\\\\$#;@+0-9a-z{}é\u{feff}\n]{0,40}") {
         let text = Text::new("r.txt", &text, None);
         if let Err(error) = requirements::parse_file(&text, &env) {
             check(&error);

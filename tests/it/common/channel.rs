@@ -57,9 +57,6 @@ impl Package {
     pub fn depends(self, depends: &[&str]) -> Self {
         self.key("depends", json!(depends))
     }
-    pub fn constrains(self, constrains: &[&str]) -> Self {
-        self.key("constrains", json!(constrains))
-    }
     /// Any key of index.json.
     pub fn key(mut self, key: &str, value: Value) -> Self {
         self.index.insert(key.into(), value);
@@ -142,18 +139,6 @@ impl Channel {
         archive
     }
 
-    /// Lists a record without an archive behind it.
-    pub fn add_record(&mut self, subdir: &str, name: &str, record: Value) {
-        self.packages.entry(subdir.into()).or_default().insert(name.into(), record);
-        self.write_repodata();
-    }
-
-    /// Changes a record of the repodata, leaving the archive as it is.
-    pub fn edit(&mut self, subdir: &str, name: &str, change: impl FnOnce(&mut Value)) {
-        change(self.packages.get_mut(subdir).expect("the subdir").get_mut(name).expect("the record"));
-        self.write_repodata();
-    }
-
     fn write_repodata(&mut self) {
         for (subdir, packages) in &self.packages {
             let (conda, tar_bz2): (BTreeMap<_, _>, BTreeMap<_, _>) = packages.iter().partition(|(name, _)| name.ends_with(".conda"));
@@ -201,9 +186,8 @@ pub fn pack(package: &Package, archive: &Path) -> Value {
     let number = package.build.rsplit('_').next().and_then(|last| last.parse::<u64>().ok()).unwrap_or(0);
     index.entry("build_number").or_insert(json!(number));
     index.insert("subdir".into(), json!(package.subdir));
-    for key in ["depends", "constrains"] {
-        index.entry(key).or_insert(json!([]));
-    }
+    index.entry("depends").or_insert(json!([]));
+    index.entry("constrains").or_insert(json!([]));
     let info = folder.path().join("info");
     std::fs::create_dir_all(&info).expect("a folder");
     let mut write = |name: &str, value: String| {
