@@ -313,7 +313,7 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
                 let names: Vec<String> = built.skipped_link_scripts.iter().map(|name| format!("`{}`", name.as_normalized())).collect();
                 progress.warn(
                     &format!("the link scripts of {} were not run", names.join(", ")),
-                    &["to run the ones you trust: --allow-link-scripts NAME".to_owned()],
+                    &["to run the ones you trust: --allow-link-script NAME".to_owned()],
                 );
             }
             ran.map(|()| built)
