@@ -156,14 +156,14 @@ pub fn prepare_fetched(fetched: &[Fetched], inputs: &Inputs, settings: &Settings
     let mut entries: Vec<ChannelEntry> = inputs.channels.iter().map(|text| ChannelEntry { text: text.clone(), place: None }).collect();
     let from_command_line = !entries.is_empty();
     entries.extend(spec.channels.iter().cloned());
-    // `conda-forge::numpy` asks for its channel too, after those that are listed.
-    entries.extend(spec.dependencies.iter().filter_map(channel_of));
     let fall_back = !inputs.override_channels && !spec.channels_declared && !inputs.fallback_channels.is_empty();
     if fall_back {
         let known: BTreeSet<String> = entries.iter().map(|entry| entry.text.clone()).collect();
         let more = inputs.fallback_channels.iter().filter(|text| !known.contains(*text));
         entries.extend(more.map(|text| ChannelEntry { text: text.clone(), place: None }));
     }
+    // `conda-forge::numpy` asks for its channel too, after those that are listed.
+    entries.extend(spec.dependencies.iter().filter_map(channel_of));
     let wanted_python = python_versions(&spec);
     let host = || channel::host_url(settings, wanted_python.clone(), progress);
     let expanded = channel::expand(

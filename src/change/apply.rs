@@ -60,6 +60,8 @@ pub(super) struct Job {
     pub variables: Option<IndexMap<String, String>>,
     /// A file for `conda-meta/tare`: name and contents.
     pub marker: Option<(&'static str, String)>,
+    /// The path that the files of the base were made for, if it was moved: replaced in files of nobody.
+    pub moved_from: Option<PathBuf>,
 }
 
 impl Job {
@@ -371,7 +373,7 @@ fn build(job: &Job, packages: &[fetch::Cached], layers: &[PathBuf], progress: &d
     install::check_space(prefix, &layout, packages, &package_modes)?;
 
     let task = progress.start(Phase::Link, "linking packages", Some(packages.len() as u64));
-    let linked = (|| -> Result<_> {
+    let linked = (|| -> Result<Vec<_>> {
         let stage_prefix = StagePrefix::create(stage.path()).map_err(|error| Error::io("prepare", stage.path(), &error))?;
         let _ = std::fs::remove_file(stage.path().join("CACHEDIR.TAG"));
         clone(job, &decision, stage.path())?;
@@ -469,8 +471,8 @@ fn saved_name(base: &Path, path: &Path) -> PathBuf {
 
 /// Brings everything that stays into the stage.
 fn clone(job: &Job, decision: &Decision<'_>, stage: &Path) -> Result<()> {
-    let (old, new) = (job.base.to_string_lossy(), job.plan.prefix.to_string_lossy());
-    let taking = if job.is_copy() { Taking::Copy { from: &old, to: &new } } else { Taking::Same };
+    let (old, new) = (job.moved_from.as_deref().unwrap_or(&job.base).to_string_lossy(), job.plan.prefix.to_string_lossy());
+    let taking = if job.is_copy() || job.moved_from.is_some() { Taking::Copy { from: &old, to: &new } } else { Taking::Same };
     let cancel = &job.plan.cancel;
     survey::take(&job.base, stage, &decision.take, taking, cancel)?;
     let moved = |entry: &Entry, to: &Path| -> Result<()> {
@@ -574,12 +576,15 @@ fn write_metadata(
     written.sort();
 
     let names = |list: &[Known]| -> BTreeSet<String> {
-        if job.is_copy() {
+        if job.is_copy() || job.moved_from.is_some() {
             return BTreeSet::new();
         }
         list.iter().map(|known| install::history_name(&known.record.repodata_record)).collect()
     };
-    let added: BTreeSet<String> = packages.iter().map(|package| install::history_name(&package.record)).collect();
+    let mut added: BTreeSet<String> = packages.iter().map(|package| install::history_name(&package.record)).collect();
+    if job.moved_from.is_some() {
+        added.clear();
+    }
     let mut history = String::new();
     if !job.is_copy() {
         history = std::fs::read(job.base.join("conda-meta/history"))

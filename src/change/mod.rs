@@ -21,7 +21,7 @@ use rattler_conda_types::{MatchSpec, PackageName, PrefixRecord, RepoDataRecord};
 pub use apply::Changed;
 pub use plan::{ChangePlan, PlanRow};
 pub use variables::{check_variable, set_variables, unset_variables};
-pub use whole::{Renamed, clone_environment, named, remove_environment, rename_environment};
+pub use whole::{Renamed, clone_environment, named, relocate_environment, remove_environment, rename_environment};
 
 use crate::channel::Session;
 use crate::config::Settings;
@@ -143,8 +143,27 @@ async fn lock(prefix: &Path, options: &Options, progress: &dyn Progress) -> Resu
     Ok(lock)
 }
 
-/// Reads an environment, under its lock unless nothing is to be done.
+/// Reads an environment, under its lock unless nothing is to be done. One that was moved is refused.
 async fn open(path: &Path, options: &Options, progress: &dyn Progress) -> Result<Open> {
+    let open = open_anywhere(path, options, progress).await?;
+    match open.moved_from() {
+        None => Ok(open),
+        Some(from) => Err(Error::failure(format!("the environment `{}` was moved", open.prefix.path().display()))
+            .because(format!("its files were made for `{}`", from.display()))
+            .hint("move it back, or repair it where it is: tare relocate")),
+    }
+}
+
+impl Open {
+    /// The path that the files were made for, if that is another.
+    fn moved_from(&self) -> Option<&Path> {
+        let made_for = self.stamp.as_ref()?.prefix.as_path();
+        (!same_place(made_for, self.prefix.path())).then_some(made_for)
+    }
+}
+
+/// As [`open`], of an environment that may have been moved.
+async fn open_anywhere(path: &Path, options: &Options, progress: &dyn Progress) -> Result<Open> {
     let mut path = install::resolve_prefix(path)?;
     let mut held = None;
     if !options.dry_run {
@@ -158,13 +177,10 @@ async fn open(path: &Path, options: &Options, progress: &dyn Progress) -> Result
     }
     let stamp = Prefix::open(&path)?.stamp()?;
     if let Some(stamp) = &stamp {
-        if !same_place(&stamp.prefix, &path) {
-            return Err(Error::failure(format!("the environment `{}` was moved", path.display()))
-                .because(format!("its files were made for `{}`", stamp.prefix.display()))
-                .hint("move it back, or make it anew: tare create --force"));
-        }
         // The same folder by another road: files go on to name the one they were made with.
-        path.clone_from(&stamp.prefix);
+        if same_place(&stamp.prefix, &path) {
+            path.clone_from(&stamp.prefix);
+        }
     }
     let prefix = Prefix::open(&path)?;
     let existing = ExistingEnvironment { prefix: path, stamp: None, frozen: prefix.is_frozen() };
@@ -380,6 +396,7 @@ async fn run(plan: &ChangePlan, open: &mut Open, link: install::Plan, session: &
         remove_specs: plan.remove_specs.clone(),
         variables: plan.variables.clone(),
         marker: None,
+        moved_from: None,
     };
     let locks = open.lock.take().into_iter().collect();
     let (changed, _locks) = apply::apply(job, locks, &session.package_cache, session.client.clone(), progress).await?;

@@ -151,8 +151,48 @@ async fn copy_to(
         remove_specs: Vec::new(),
         variables: None,
         marker,
+        moved_from: None,
     };
     apply::apply(job, locks, &session.package_cache, session.client.clone(), progress).await
+}
+
+/// Repairs an environment that was moved: its packages are linked anew for the place where it is, and its old path in the text files of nobody is
+/// replaced. `None` if it was not moved.
+///
+/// # Errors
+/// As for [`super::change`]; an environment of another tool, of which nobody knows where it was made.
+pub async fn relocate_environment(options: &Options, settings: &Settings, progress: Arc<dyn Progress>) -> Result<Option<Changed>> {
+    let path = crate::prefix::locate(&options.which, &create::places(settings))?;
+    let mut open = super::open_anywhere(&path, options, &*progress).await?;
+    if open.stamp.is_none() {
+        return Err(Error::failure(format!("nobody knows where `{}` was made", open.prefix.path().display()))
+            .because("tare did not make it, and other tools do not write that down")
+            .hint("a copy is made for the place where it is: tare create -n NEW --clone PATH"));
+    }
+    let Some(from) = open.moved_from().map(Path::to_owned) else { return Ok(None) };
+    if options.dry_run {
+        return Ok(None);
+    }
+    let source = read_source(open.prefix.path())?;
+    let plan = link_plan(&source, open.prefix.path(), options, settings)?;
+    let session = Session::open(settings, progress.clone())?;
+    let job = Job {
+        base: plan.prefix.clone(),
+        update_specs: Vec::new(),
+        plan,
+        keep: Vec::new(),
+        unlink: source.known,
+        remove_specs: Vec::new(),
+        variables: None,
+        marker: None,
+        moved_from: Some(from.clone()),
+    };
+    let locks = open.lock.take().into_iter().collect();
+    let (changed, _locks) = apply::apply(job, locks, &session.package_cache, session.client.clone(), progress).await?;
+    if !from.exists() {
+        forget(&from);
+    }
+    Ok(Some(changed))
 }
 
 /// Takes an environment away in one step and then deletes it: whoever looks sees all of it or nothing.

@@ -65,6 +65,7 @@ pub enum Command {
     Update(Box<UpdateArgs>),
     Remove(Box<RemoveArgs>),
     Rename(Box<RenameArgs>),
+    Relocate(Box<RelocateArgs>),
     List(ListArgs),
     Export(ExportArgs),
     Convert(ConvertArgs),
@@ -475,6 +476,17 @@ pub struct SyncArgs {
     /// Accepted for scripts written for conda: tare never asks
     #[arg(short, long)]
     pub yes: bool,
+    #[command(flatten)]
+    pub link: LinkArgs,
+}
+
+/// Repair an environment whose folder was moved
+///
+/// Packages are linked anew from the cache for the place where the environment is now; its old path in your text files is replaced.
+#[derive(Debug, Clone, Args)]
+pub struct RelocateArgs {
+    #[command(flatten)]
+    pub change: ChangeArgs,
     #[command(flatten)]
     pub link: LinkArgs,
 }

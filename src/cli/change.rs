@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::args::{ChangeArgs, CreateArgs, EnvironmentArgs, InstallArgs, LinkArgs, RemoveArgs, RenameArgs, UpdateArgs, VarsCommand};
+use super::args::{
+    ChangeArgs, CreateArgs, EnvironmentArgs, InstallArgs, LinkArgs, RelocateArgs, RemoveArgs, RenameArgs, UpdateArgs, VarsCommand,
+};
 use super::context::{Context, inputs, link_mode};
 use super::create::{name_of, quoted};
 use crate::change::{self, ChangePlan, Changed, Mode, Options, Outcome};
@@ -97,6 +99,19 @@ pub async fn rename(args: RenameArgs, context: &Context<'_>) -> Result<u8> {
     let renamed = change::rename_environment(&old, new, &options, &context.settings, context.printer.progress()).await?;
     context.printer.note(&format!("renamed `{}` to `{}`", renamed.from.display(), renamed.to.display()));
     context.printer.json(&json!({ "from": renamed.from, "to": renamed.to, "changed": true, "installed": renamed.made }));
+    Ok(0)
+}
+
+pub async fn relocate(args: RelocateArgs, context: &Context<'_>) -> Result<u8> {
+    let options = options(&args.change, &args.link);
+    let printer = context.printer;
+    let changed = change::relocate_environment(&options, &context.settings, printer.progress()).await?;
+    match &changed {
+        Some(changed) => printer.note(&format!("repaired `{}`: {}", changed.prefix.display(), details(changed))),
+        None if options.dry_run => printer.data("nothing was changed: this is a dry run\n"),
+        None => printer.note("the environment is where it was made: nothing to do"),
+    }
+    printer.json(&json!({ "changed": changed.is_some(), "dry_run": options.dry_run, "installed": changed }));
     Ok(0)
 }
 

@@ -146,6 +146,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Install(args) => block_on(change::install(*args, &context)),
                 Command::Update(args) | Command::Env(args::EnvCommand::Update(args)) => block_on(change::update(*args, &context)),
                 Command::Remove(args) => block_on(change::remove(*args, &context)),
+                Command::Relocate(args) => block_on(change::relocate(*args, &context)),
                 Command::Rename(args) => block_on(change::rename(*args, &context)),
                 Command::Env(args::EnvCommand::Remove(args)) => {
                     block_on(change::remove_environment(&args.change, args.lock_timeout, &context))

@@ -366,11 +366,8 @@ fn noarch_python_packages_get_entry_points_for_the_python_of_the_environment() {
     let env = TestEnv::new();
     let mut channel = small_channel(&env);
     // Not a real interpreter: it cannot compile, which is said and is no failure.
-    channel.add(
-        &Package::new("python", "3.11.9")
-            .file("bin/python3.11", "#!/bin/sh\necho ran \"$1\"\n")
-            .symlink("bin/python", "python3.11"),
-    );
+    channel
+        .add(&Package::new("python", "3.11.9").file("bin/python3.11", "#!/bin/sh\necho ran \"$1\"\n").symlink("bin/python", "python3.11"));
     channel.add(
         &Package::new("tool", "1.0")
             .noarch_python(&["tool = tool.cli:main"])

@@ -139,6 +139,12 @@ impl Channel {
         archive
     }
 
+    /// Lists a record of an archive that something else wrote.
+    pub fn add_record(&mut self, subdir: &str, name: &str, record: Value) {
+        self.packages.entry(subdir.into()).or_default().insert(name.into(), record);
+        self.write_repodata();
+    }
+
     fn write_repodata(&mut self) {
         for (subdir, packages) in &self.packages {
             let (conda, tar_bz2): (BTreeMap<_, _>, BTreeMap<_, _>) = packages.iter().partition(|(name, _)| name.ends_with(".conda"));
