@@ -384,7 +384,7 @@ impl One<'_> {
             match &item.kind {
                 PipKind::Requirement { requirement, .. } => {
                     let name = requirement.name.to_string();
-                    if !self.marker_holds(&requirement.marker) {
+                    if !marker_holds(self.platform, &requirement.marker) {
                         continue;
                     }
                     let Some(package) = self.pypi(&name) else {
@@ -475,46 +475,6 @@ impl One<'_> {
         });
         if found { Ok(()) } else { Err(self.fail(format!("`{shown}` is not locked"), place)) }
     }
-
-    /// Whether a marker holds for the locked Python on the platform; true where that cannot be known.
-    fn marker_holds(&self, marker: &pep508_rs::MarkerTree) -> bool {
-        let Some(python) = self.platform.conda.iter().find(|record| record.package_record.name.as_normalized() == "python") else {
-            return true;
-        };
-        let full = python.package_record.version.to_string();
-        let short = full.splitn(3, '.').take(2).collect::<Vec<_>>().join(".");
-        let subdir = self.platform.subdir;
-        let (os_name, sys_platform, platform_system) = if subdir.is_windows() {
-            ("nt", "win32", "Windows")
-        } else if subdir.is_osx() {
-            ("posix", "darwin", "Darwin")
-        } else {
-            ("posix", "linux", "Linux")
-        };
-        let machine = match subdir {
-            Subdir::Linux64 | Subdir::Osx64 => "x86_64",
-            Subdir::Win64 => "AMD64",
-            Subdir::LinuxAarch64 => "aarch64",
-            Subdir::OsxArm64 => "arm64",
-            Subdir::WinArm64 => "ARM64",
-            Subdir::LinuxPpc64le => "ppc64le",
-            _ => return true,
-        };
-        let built = pep508_rs::MarkerEnvironment::try_from(pep508_rs::MarkerEnvironmentBuilder {
-            implementation_name: "cpython",
-            implementation_version: &full,
-            os_name,
-            platform_machine: machine,
-            platform_python_implementation: "CPython",
-            platform_release: "",
-            platform_system,
-            platform_version: "",
-            python_full_version: &full,
-            python_version: &short,
-            sys_platform,
-        });
-        built.map_or(true, |environment| marker.evaluate(&environment, &[]))
-    }
 }
 
 fn name_of(spec: &MatchSpec) -> Option<String> {
@@ -548,4 +508,44 @@ fn same_repository(known: &LockedVcs, wanted: &LockedVcs) -> bool {
         }
         (None, None) => true,
     }
+}
+
+/// Whether a marker holds for the locked Python on the platform; true where that cannot be known.
+pub(super) fn marker_holds(platform: &LockedPlatform, marker: &pep508_rs::MarkerTree) -> bool {
+    let Some(python) = platform.conda.iter().find(|record| record.package_record.name.as_normalized() == "python") else {
+        return true;
+    };
+    let full = python.package_record.version.to_string();
+    let short = full.splitn(3, '.').take(2).collect::<Vec<_>>().join(".");
+    let subdir = platform.subdir;
+    let (os_name, sys_platform, platform_system) = if subdir.is_windows() {
+        ("nt", "win32", "Windows")
+    } else if subdir.is_osx() {
+        ("posix", "darwin", "Darwin")
+    } else {
+        ("posix", "linux", "Linux")
+    };
+    let machine = match subdir {
+        Subdir::Linux64 | Subdir::Osx64 => "x86_64",
+        Subdir::Win64 => "AMD64",
+        Subdir::LinuxAarch64 => "aarch64",
+        Subdir::OsxArm64 => "arm64",
+        Subdir::WinArm64 => "ARM64",
+        Subdir::LinuxPpc64le => "ppc64le",
+        _ => return true,
+    };
+    let built = pep508_rs::MarkerEnvironment::try_from(pep508_rs::MarkerEnvironmentBuilder {
+        implementation_name: "cpython",
+        implementation_version: &full,
+        os_name,
+        platform_machine: machine,
+        platform_python_implementation: "CPython",
+        platform_release: "",
+        platform_system,
+        platform_version: "",
+        python_full_version: &full,
+        python_version: &short,
+        sys_platform,
+    });
+    built.map_or(true, |environment| marker.evaluate(&environment, &[]))
 }

@@ -461,7 +461,26 @@ pub fn write_conda_lock(lock: &Lock) -> Result<String> {
         package: packages,
     };
     let text = serde_yaml::to_string(&document).map_err(|error| Error::failure("cannot write the lock").because(error))?;
-    Ok(format!("{HEADER}{text}"))
+    Ok(format!("{HEADER}{}", for_yaml_1_1(&text)))
+}
+
+/// Quotes what is text in YAML 1.2 and a number in YAML 1.1, which conda-lock's own reader speaks: `0413`, `1_000`, `1:30`.
+fn for_yaml_1_1(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for line in text.lines() {
+        match line.split_once(": ") {
+            Some((key, value))
+                if line.starts_with([' ', '-'])
+                    && value.bytes().any(|b| b.is_ascii_digit())
+                    && value.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'_' | b'.' | b':' | b'+' | b'-')) =>
+            {
+                out.push_str(&format!("{key}: '{value}'"));
+            }
+            _ => out.push_str(line),
+        }
+        out.push('\n');
+    }
+    out
 }
 
 fn categories_of<'a>(platform: &'a LockedPlatform, id: &str) -> Vec<&'a str> {
@@ -538,7 +557,7 @@ fn pypi_dependencies(package: &LockedPypi, platform: &LockedPlatform) -> Result<
         let requirement: pep508_rs::Requirement<pep508_rs::VerbatimUrl> =
             text.parse().map_err(|error| Error::usage(format!("malformed requirement `{text}`")).because(error))?;
         let name = requirement.name.to_string();
-        if !platform.pypi.iter().any(|known| known.name == name) {
+        if !platform.pypi.iter().any(|known| known.name == name) || !super::check::marker_holds(platform, &requirement.marker) {
             continue;
         }
         let constraint = match &requirement.version_or_url {
@@ -554,6 +573,15 @@ fn pypi_dependencies(package: &LockedPypi, platform: &LockedPlatform) -> Result<
             None => {
                 out.insert(name, constraint);
             }
+        }
+    }
+    // Joined ones in the order that a reader would give them.
+    for (name, constraint) in &mut out {
+        if constraint.contains(',')
+            && let Ok(joined) = format!("{name}{constraint}").parse::<pep508_rs::Requirement<pep508_rs::VerbatimUrl>>()
+            && let Some(pep508_rs::VersionOrUrl::VersionSpecifier(specifiers)) = joined.version_or_url
+        {
+            *constraint = specifiers.to_string().replace(' ', "");
         }
     }
     Ok(out)

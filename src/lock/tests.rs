@@ -295,6 +295,14 @@ fn a_pylock_holds_the_pypi_half_and_no_secret() {
 }
 
 #[test]
+fn conda_lock_quotes_what_yaml_1_1_takes_for_a_number() {
+    let text = GOOD_CONDA_LOCK.replace("'1.3'", "'0413'").replace("zlib-1.3-", "zlib-0413-");
+    let written = write_conda_lock(&read_text("conda-lock.yml", &text).unwrap()).unwrap();
+    assert!(written.contains("\n  version: '0413'\n"), "{written}");
+    assert_eq!(write_conda_lock(&read_text("conda-lock.yml", &written).unwrap()).unwrap(), written);
+}
+
+#[test]
 fn secrets_never_reach_a_lock() {
     let text = GOOD
         .replace("https://conda.example/forge/", "https://user:hunter2@conda.example/t/to-ken/forge/")
