@@ -105,6 +105,16 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
     }
     let planned = Planned { prefix, prepared, resolved };
     if options.dry_run {
+        if let Ok(TargetState::Environment(existing)) = install::state_of_target(&planned.prefix) {
+            match difference(&existing, &planned.prepared) {
+                None => progress.note("the environment is there already and as asked: `create` would do nothing"),
+                Some(why) if options.force => progress.note(&format!("the environment that is there would be replaced: {why}")),
+                Some(why) => {
+                    progress
+                        .warn(&format!("there already is an environment, and it differs: {why}"), &["to replace it: --force".to_owned()]);
+                }
+            }
+        }
         return Ok(Outcome::Planned(Box::new(planned)));
     }
     let plan = plan(&planned, options, settings)?;
@@ -149,7 +159,17 @@ fn difference(existing: &ExistingEnvironment, prepared: &Prepared) -> Option<Str
         return Some(format!("it was made at `{}` and moved", stamp.prefix.display()));
     }
     if stamp.metadata.get("input_digest").and_then(Value::as_str) != Some(&prepared.digest) {
-        return Some("it was made from another input".to_owned());
+        let parts: Vec<String> = match stamp.metadata.get("input_parts").and_then(Value::as_object) {
+            Some(before) => {
+                prepared.parts.iter().filter(|(key, value)| before.get(*key) != Some(value)).map(|(key, _)| key.replace('_', " ")).collect()
+            }
+            None => Vec::new(),
+        };
+        return Some(if parts.is_empty() {
+            "it was made from another input".to_owned()
+        } else {
+            format!("it was made from another input: the {} differ", parts.join(", "))
+        });
     }
     install::first_damage(&existing.prefix, stamp)
 }
@@ -192,6 +212,7 @@ pub(crate) fn facts(planned: &Planned) -> Value {
     let solution = planned.resolved.solution.as_ref();
     json!({
         "input_digest": prepared.digest,
+        "input_parts": prepared.parts,
         "sources": prepared.spec.sources.iter().map(|source| json!({ "name": source.name, "sha256": source.sha256 })).collect::<Vec<_>>(),
         "channels": prepared.channels.iter().map(|channel| &channel.display).collect::<Vec<_>>(),
         "channel_priority": solution.map(|solution| solution.priority_used),

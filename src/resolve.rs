@@ -66,9 +66,11 @@ pub struct Prepared {
     pub gpu: GpuIntent,
     /// Pins of the configuration, with their source.
     pub pinned: Vec<solve::PinnedSpec>,
-    /// sha256 (hex) of everything above that decides what is installed. Equal digests mean equal requests; repodata is
-    /// not part of it.
+    /// sha256 (hex) of everything above that decides what is installed. Equal digests mean equal requests; repodata and
+    /// what was detected of the machine are not part of it.
     pub digest: String,
+    /// The same for each part of the request, to say later which of them differs. Digests, because variables may be secret.
+    pub parts: serde_json::Map<String, serde_json::Value>,
 }
 
 /// Reads the inputs and judges the machine.
@@ -166,17 +168,23 @@ pub fn prepare_fetched(fetched: &[Fetched], inputs: &Inputs, settings: &Settings
     entries.extend(spec.dependencies.iter().filter_map(channel_of));
     let wanted_python = python_versions(&spec);
     let host = || channel::host_url(settings, wanted_python.clone(), progress);
-    let expanded = channel::expand(
-        &entries,
-        settings,
-        channel::ExpandOptions {
-            override_channels: inputs.override_channels || fall_back,
-            declared: spec.channels_declared || from_command_line || fall_back,
-            nodefaults: spec.nodefaults,
-            root_dir: &cwd,
-            host: Some(&host),
-        },
-    )?;
+    // An explicit list says itself where everything is.
+    let needs_channels = spec.explicit.is_none() || !spec.dependencies.is_empty();
+    let expanded = if !needs_channels {
+        channel::Expanded::default()
+    } else {
+        channel::expand(
+            &entries,
+            settings,
+            channel::ExpandOptions {
+                override_channels: inputs.override_channels || fall_back,
+                declared: spec.channels_declared || from_command_line || fall_back,
+                nodefaults: spec.nodefaults,
+                root_dir: &cwd,
+                host: Some(&host),
+            },
+        )?
+    };
     for note in &expanded.notes {
         progress.note(note);
     }
@@ -201,8 +209,8 @@ pub fn prepare_fetched(fetched: &[Fetched], inputs: &Inputs, settings: &Settings
             source,
         });
     }
-    let digest = digest(&spec, &target, &channels, priority, exclude_newer, inputs, settings);
-    Ok(Prepared { spec, target, channels, priority, exclude_newer, gpu: inputs.gpu, pinned, digest })
+    let (digest, parts) = digest(&spec, &target, &channels, priority, exclude_newer, inputs, settings);
+    Ok(Prepared { spec, target, channels, priority, exclude_newer, gpu: inputs.gpu, pinned, digest, parts })
 }
 
 /// The channel that a dependency names for itself.
@@ -279,8 +287,12 @@ fn digest(
     exclude_newer: Option<jiff::Timestamp>,
     inputs: &Inputs,
     settings: &Settings,
-) -> String {
-    let virtual_packages: Vec<String> = target.virtual_packages.iter().map(|package| package.package.to_string()).collect();
+) -> (String, serde_json::Map<String, serde_json::Value>) {
+    // What somebody decided. What was detected may change with every kernel and every node of a cluster.
+    let decided = |package: &&platform::VirtualPackage| {
+        matches!(package.provenance, platform::Provenance::Assumed | platform::Provenance::Overridden)
+    };
+    let virtual_packages: Vec<String> = target.virtual_packages.iter().filter(decided).map(|package| package.package.to_string()).collect();
     let explicit: Option<Vec<String>> = spec.explicit.as_ref().map(|explicit| {
         explicit.packages.iter().map(|package| format!("{}#{:?}", crate::spec::mask_secrets(package.url.as_str()), package.hash)).collect()
     });
@@ -299,8 +311,9 @@ fn digest(
         "pins": settings.pinned_packages.value,
         "default_packages": if inputs.default_packages { settings.create_default_packages.value.clone() } else { vec![] },
     });
-    let hash = Sha256::digest(facts.to_string().as_bytes());
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+    let hash = |text: String| Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let parts = facts.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), hash(value.to_string())[..16].into())).collect();
+    (hash(facts.to_string()), parts)
 }
 
 /// The records of a prepared request, and how they came about.
@@ -546,9 +559,11 @@ impl solve::Lookup for SessionLookup {
     }
 
     fn other_channels(&self, name: &str) -> Vec<String> {
-        if self.session.offline {
+        // Folders need no network, so none is tried on their account.
+        if self.session.offline || self.channels.iter().all(|channel| channel.channel.base_url.url().scheme() == "file") {
             return Vec::new();
         }
+        let started = std::time::Instant::now();
         let options = channel::ExpandOptions {
             override_channels: true,
             declared: true,
@@ -560,7 +575,10 @@ impl solve::Lookup for SessionLookup {
         candidates.extend(WELL_KNOWN.map(str::to_owned));
         let mut found = Vec::new();
         for candidate in candidates {
-            if found.contains(&candidate) || self.channels.iter().any(|channel| channel.display == candidate) {
+            if started.elapsed() > HINT_LIMIT
+                || found.contains(&candidate)
+                || self.channels.iter().any(|channel| channel.display == candidate)
+            {
                 continue;
             }
             let entry = ChannelEntry { text: candidate.clone(), place: None };

@@ -130,6 +130,7 @@ pub fn expand<C: ChannelSource>(entries: &[C], settings: &Settings, options: Exp
         })?;
     }
     let nodefaults = options.nodefaults || entries.iter().any(|entry| entry.text().trim() == "nodefaults");
+    let configured = || settings.channels.value.iter().filter(|name| name.trim() != "nodefaults");
     if options.override_channels {
         if work.out.channels.is_empty() {
             return Err(Error::usage("`--override-channels` leaves no channel").hint("name one: -c conda-forge"));
@@ -137,7 +138,7 @@ pub fn expand<C: ChannelSource>(entries: &[C], settings: &Settings, options: Exp
     } else if !nodefaults {
         let listed = work.out.channels.len();
         let nothing_asked = !options.declared && entries.is_empty();
-        for name in &settings.channels.value {
+        for name in configured() {
             work.add(name, &mut Vec::new()).map_err(|error| error.context(format!("`channels` of {}", settings.channels.source)))?;
         }
         let added: Vec<String> = work.out.channels[listed..].iter().map(|channel| format!("`{}`", channel.display)).collect();

@@ -87,7 +87,9 @@ impl Session {
         let credentials = client.credentials.clone();
         let client = client.lazy();
         let cache_dir = settings.cache_dir.value.clone();
-        rattler_cache::ensure_cache_dir(&cache_dir).map_err(|error| Error::io("make the cache folder", &cache_dir, &error).hint("choose another place for the cache: TARE_CACHE_DIR=PATH"))?;
+        rattler_cache::ensure_cache_dir(&cache_dir).map_err(|error| {
+            Error::io("make the cache folder", &cache_dir, &error).hint("choose another place for the cache: TARE_CACHE_DIR=PATH")
+        })?;
         let packages = cache_dir.join(rattler_cache::PACKAGE_CACHE_DIR);
         let mut layers = vec![PackageCacheLayer::new(&packages).with_validation_mode(ValidationMode::Fast)];
         for folder in &settings.pkgs_dirs.value {

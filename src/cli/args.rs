@@ -12,7 +12,6 @@ use crate::ui::ColorChoice;
     name = "tare",
     version,
     propagate_version = true,
-    disable_help_subcommand = true,
     max_term_width = 100,
     after_help = "Exit codes: 0 ok, 1 failure, 2 usage, 3 unsatisfiable, 4 drift, 5 verification failed, 6 GPU check failed, 7 network or offline, 8 a required check could not run."
 )]
@@ -864,6 +863,9 @@ pub enum AuthCommand {
     },
     /// Forget the credentials for a host
     Logout { host: String },
+    /// List the hosts that credentials are stored for
+    #[command(alias = "list")]
+    Status,
 }
 
 /// Print a completion script

@@ -27,6 +27,16 @@ pub fn auth(command: AuthCommand, context: &Context<'_>) -> Result<u8> {
             printer.note(&format!("stored credentials for `{}` in {}", stored.host, stored.place));
             printer.json(&json!({ "stored": stored }));
         }
+        AuthCommand::Status => {
+            let stored = auth::status(&context.settings, &*progress)?;
+            let rows: Vec<Vec<String>> = stored.iter().map(|stored| vec![stored.host.clone(), stored.place.clone()]).collect();
+            if rows.is_empty() {
+                printer.note("no credentials are stored");
+            } else {
+                printer.data(&crate::ui::table::columns(&rows, &[]));
+            }
+            printer.json(&json!({ "stored": stored }));
+        }
         AuthCommand::Logout { host } => {
             let removed = auth::logout(&context.settings, &host, &*progress)?;
             for stored in &removed {

@@ -40,6 +40,7 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
         cancel: Cancel::new(),
     };
     let printer = context.printer;
+    let started = std::time::Instant::now();
     match create::create(&request, &options, &context.settings, printer.progress()).await? {
         Outcome::Same { prefix } => {
             let message = format!("`{}` is already as asked: nothing to do", prefix.display());
@@ -58,7 +59,7 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
                     None => format!("-p {}", quoted(&installed.prefix.display().to_string())),
                 },
             };
-            printer.note(&summary(&installed));
+            printer.note(&summary(&installed, started.elapsed()));
             printer.note(&format!("to use it: tare run {environment} COMMAND, or eval \"$(tare shell-hook {environment})\""));
             let mut document = create::plan_json(&planned, false);
             document["changed"] = json!(true);
@@ -85,8 +86,7 @@ pub(super) fn quoted(text: &str) -> String {
     }
 }
 
-pub(super) fn summary(installed: &Installed) -> String {
-    let seconds = installed.seconds;
+pub(super) fn summary(installed: &Installed, elapsed: std::time::Duration) -> String {
     let mut text = format!("created `{}`: {}", installed.prefix.display(), count(installed.linked, "package"));
     let modes: Vec<String> = installed.link_modes.iter().map(|(_, mode)| mode.to_string()).collect();
     if !modes.is_empty() {
@@ -95,7 +95,7 @@ pub(super) fn summary(installed: &Installed) -> String {
     if installed.compiled > 0 {
         text.push_str(&format!(", {} compiled", count(installed.compiled, "Python file")));
     }
-    text.push_str(&format!(", in {:.1} s", seconds.lock + seconds.fetch + seconds.link + seconds.compile + seconds.finish));
+    text.push_str(&format!(", in {:.1} s", elapsed.as_secs_f64()));
     if let Some(why) = &installed.not_compiled {
         text.push_str(&format!("; Python files were not compiled: {why}"));
     }

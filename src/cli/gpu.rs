@@ -145,8 +145,11 @@ fn what_if(args: &WhatifArgs, printer: &Printer) -> Result<u8> {
         .as_deref()
         .map(|text| {
             simulate::scenario::parse_size(text)
-                .filter(|bytes| *bytes > 0)
-                .ok_or_else(|| Error::usage(format!("`{text}` is no size")).hint("such as 24GiB, 80000MiB or a number of bytes"))
+                // No card is that small: a unit was forgotten.
+                .filter(|bytes| *bytes >= 1 << 20)
+                .ok_or_else(|| {
+                    Error::usage(format!("`{text}` is no size")).hint("such as 24GiB, 80000MiB or a number of bytes, at least 1 MiB")
+                })
         })
         .transpose()?;
     let snapshot = open(&args.snapshot.file, args.snapshot.device)?;
@@ -166,6 +169,9 @@ fn what_if(args: &WhatifArgs, printer: &Printer) -> Result<u8> {
 }
 
 fn summarise(args: &SummaryArgs, printer: &Printer) -> Result<u8> {
+    if let Some(out) = &args.html {
+        check_out(out, Some(&args.file))?;
+    }
     let snapshot = open(&args.file, args.device)?;
     let options = summary::Options { top: args.top.max(1), device: args.device, ..summary::Options::default() };
     let summary = summary::summarise(&snapshot, &options);
@@ -189,7 +195,7 @@ fn simulate(args: &SimulateArgs, printer: &Printer) -> Result<u8> {
         Some(text) => (args.scenario.clone(), text.to_owned()),
         None => {
             let path = std::path::Path::new(&args.scenario);
-            let text = std::fs::read_to_string(path).map_err(|error| {
+            let text = read_bounded(path).map_err(|error| {
                 let names: Vec<&str> = simulate::SHIPPED.iter().map(|(name, _)| *name).collect();
                 Error::io("read", path, &error)
                     .with_kind(crate::error::Kind::Usage)
@@ -198,6 +204,9 @@ fn simulate(args: &SimulateArgs, printer: &Printer) -> Result<u8> {
             (args.scenario.clone(), text)
         }
     };
+    if let Some(out) = &args.html {
+        check_out(out, Some(std::path::Path::new(&args.scenario)))?;
+    }
     let scenario = simulate::parse(&name, &text)?;
     if args.show {
         printer.json(&json!({ "scenario": text }));
@@ -211,18 +220,55 @@ fn simulate(args: &SimulateArgs, printer: &Printer) -> Result<u8> {
         let summary = summary::summarise(&snapshot, &summary::Options::default());
         write(out, &html::page(&snapshot, &summary, &name, &report.comparisons()), printer)?;
     }
-    printer.json(&report);
     printer.data(&simulate::text(&report));
-    for surprise in &report.surprises {
-        printer.warn(surprise, &[]);
+    if let Some(first) = report.surprises.first() {
+        let mut error = Error::failure("the scenario did not come out as it expects").because(first);
+        for more in &report.surprises[1..] {
+            error = error.because(more);
+        }
+        return Err(error);
     }
-    Ok(u8::from(!report.surprises.is_empty()))
+    printer.json(&report);
+    Ok(0)
+}
+
+/// The text of a scenario; a device or a file without an end is cut off.
+fn read_bounded(path: &std::path::Path) -> std::io::Result<String> {
+    use std::io::Read;
+    const MOST: u64 = 4 << 20;
+    let mut text = String::new();
+    let read = std::fs::File::open(path)?.take(MOST + 1).read_to_string(&mut text)?;
+    if read as u64 > MOST { Err(std::io::Error::other("it is longer than 4 MiB")) } else { Ok(text) }
+}
+
+/// A page must not take the place of what it is made from, nor of a device.
+fn check_out(out: &std::path::Path, input: Option<&std::path::Path>) -> Result<()> {
+    if out.as_os_str() == "-" {
+        return Err(Error::usage("a page cannot be written to stdout").hint("name a file: --html memory.html"));
+    }
+    let same = |input: &std::path::Path| matches!((std::fs::canonicalize(out), std::fs::canonicalize(input)), (Ok(a), Ok(b)) if a == b);
+    if input.is_some_and(same) {
+        return Err(Error::usage(format!("`--html {}` would overwrite the input", out.display())));
+    }
+    if std::fs::metadata(out).is_ok_and(|about| !about.is_file()) {
+        return Err(Error::usage(format!("`{}` is no ordinary file", out.display())));
+    }
+    // Through a link to the file that it names.
+    let out = &std::fs::canonicalize(out).unwrap_or_else(|_| out.to_owned());
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if folder.is_some_and(|folder| !folder.is_dir()) {
+        return Err(Error::usage(format!("there is no folder for `{}`", out.display())));
+    }
+    Ok(())
 }
 
 fn write(out: &std::path::Path, page: &str, printer: &Printer) -> Result<()> {
     // Whole or not at all: a reader never sees half a page.
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(|error| Error::io("write", out, &error))?;
+    let mut builder = tempfile::Builder::new();
+    // The umask has its say, as for every file.
+    let builder = builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut file = builder.tempfile_in(folder).map_err(|error| Error::io("write", out, &error))?;
     std::io::Write::write_all(&mut file, page.as_bytes()).map_err(|error| Error::io("write", out, &error))?;
     file.persist(out).map_err(|error| Error::io("write", out, &error.error))?;
     printer.note(&format!("wrote `{}` ({})", out.display(), crate::ui::human_bytes(page.len() as u64)));

@@ -134,7 +134,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
         }
         Command::Gpu(command) => gpu::run(command, printer),
         Command::Run(args) => run::run(&args, &global).map_err(|error| match error.kind() {
-            Kind::Usage | Kind::Run(_) => error,
+            Kind::Run(_) => error,
             _ => error.with_kind(Kind::Run(125)),
         }),
         command => {

@@ -78,6 +78,7 @@ fn link_options(link: &LinkArgs) -> SyncOptions {
 }
 
 async fn run(options: &SyncOptions, context: &Context<'_>) -> Result<u8> {
+    let started = std::time::Instant::now();
     let printer = context.printer;
     match lock::sync(options, &context.settings, printer.progress()).await? {
         Synced::Same { prefix } => {
@@ -117,7 +118,7 @@ async fn run(options: &SyncOptions, context: &Context<'_>) -> Result<u8> {
                 Some(name) if options.prefix.is_none() => format!("-n {name}"),
                 _ => format!("-p {}", quoted(&installed.prefix.display().to_string())),
             };
-            printer.note(&summary(&installed));
+            printer.note(&summary(&installed, started.elapsed()));
             printer.note(&format!("to use it: tare run {environment} COMMAND, or eval \"$(tare shell-hook {environment})\""));
             printer.json(&json!({ "prefix": installed.prefix, "changed": true, "installed": *installed }));
         }

@@ -241,8 +241,7 @@ mod tests {
             scalar(&mut text, value, 2, true);
             text
         };
-        for plain in ["a", "python=3.11", "a b", "/x/y", "1.2.3", "2026c", "yes", "on", "a:b", "=x", "-a", "0x", "e5", "http://x#y"]
-        {
+        for plain in ["a", "python=3.11", "a b", "/x/y", "1.2.3", "2026c", "yes", "on", "a:b", "=x", "-a", "0x", "e5", "http://x#y"] {
             assert_eq!(shown(plain), plain);
         }
         for quoted in [

@@ -340,6 +340,7 @@ fn again(prepared: &Prepared) -> Prepared {
         gpu: prepared.gpu,
         pinned: prepared.pinned.clone(),
         digest: prepared.digest.clone(),
+        parts: prepared.parts.clone(),
     }
 }
 

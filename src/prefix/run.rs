@@ -237,9 +237,17 @@ fn find(program: &OsStr, path: &OsStr, cwd: &Path) -> Result<PathBuf> {
     }
     match unusable {
         Some(path) => Err(not_executable(&path)),
-        None => Err(Error::new(Kind::Run(127), format!("there is no command `{shown}`"))
-            .because("it is neither in the environment nor on PATH")
-            .hint(format!("find the package that has it: tare search {shown}"))),
+        None => {
+            let error = Error::new(Kind::Run(127), format!("there is no command `{shown}`"))
+                .because("it is neither in the environment nor on PATH");
+            Err(if shown.starts_with('-') {
+                error.hint("options of `tare run` stand before the command: tare run --help")
+            } else if shown.contains(char::is_whitespace) {
+                error.hint("give the command and its arguments as words of their own, or run a shell: sh -c 'COMMANDS'")
+            } else {
+                error.hint("a package with a similar name may have it: tare search NAME")
+            })
+        }
     }
 }
 

@@ -109,7 +109,7 @@ fn word(phase: Phase) -> &'static str {
     match phase {
         Phase::Repodata => "repodata",
         Phase::Solve => "solve",
-        Phase::Download => "download",
+        Phase::Download => "fetch",
         Phase::Unpack => "verify",
         Phase::Link => "link",
         Phase::Compile => "compile",

@@ -54,7 +54,7 @@ fn run_passes_variables_and_the_folder() {
     std::fs::create_dir(env.work().join("sub")).unwrap();
     let shown = env.tare(&["run", "-n", "demo", "--cwd", "sub", "-e", "X=a b", "sh", "-c", "pwd; echo $X; echo $CONDA_DEFAULT_ENV"]).ok();
     assert_eq!(shown.stdout, "[WORK]/sub\na b\ndemo\n");
-    env.tare(&["run", "-n", "demo", "-e", "NOVALUE", "true"]).expect_code(2);
+    env.tare(&["run", "-n", "demo", "-e", "NOVALUE", "true"]).expect_code(125);
     env.tare(&["run", "-n", "demo", "--cwd", "missing", "true"]).expect_code(125);
 }
 
