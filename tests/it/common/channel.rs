@@ -145,6 +145,12 @@ impl Channel {
         self.write_repodata();
     }
 
+    /// Changes a record of the repodata, leaving the archive as it is.
+    pub fn edit(&mut self, subdir: &str, name: &str, change: impl FnOnce(&mut Value)) {
+        change(self.packages.get_mut(subdir).expect("the subdir").get_mut(name).expect("the record"));
+        self.write_repodata();
+    }
+
     fn write_repodata(&mut self) {
         for (subdir, packages) in &self.packages {
             let (conda, tar_bz2): (BTreeMap<_, _>, BTreeMap<_, _>) = packages.iter().partition(|(name, _)| name.ends_with(".conda"));
