@@ -482,8 +482,8 @@ fn environments_of_other_tools_are_changed_with_care() {
             assert!(meta.join("pixi").exists());
             // The state before is written down first, so that the revision reads as what it was.
             let revisions = env.tare(&["list", "-n", "e", "--revisions", "--json"]).ok().json();
-            assert_eq!(revisions[0]["added"].as_array().unwrap().len(), 3, "{revisions:#}");
-            assert_eq!(revisions[1]["added"].as_array().unwrap().len(), 1, "{revisions:#}");
+            assert_eq!(revisions[0]["install"].as_array().unwrap().len(), 3, "{revisions:#}");
+            assert_eq!(revisions[1]["install"].as_array().unwrap().len(), 1, "{revisions:#}");
         }
         env.tare(&["remove", "-n", "e", "app"]).ok();
         assert_eq!(packages(&env, "e"), ["lib=1.0", "tool=1.0"], "{tool}");
