@@ -1,6 +1,7 @@
 //! The caching allocator as a library, on a simulated GPU: what fits, what does not, and why.
 //!
-//! `cargo run --example allocator`
+//! `cargo run --example allocator [OUT.pickle]`: with a path, the allocator's snapshot is written there, for PyTorch's `_memory_viz.py` or
+//! `tare gpu summary`.
 //!
 //! Put any other implementation of `Driver` in the place of `SimGpu` to do the same on a real device.
 
@@ -28,6 +29,7 @@ fn main() -> Result<(), Error> {
     // An allocator over a GPU of 80 MiB. `gpu` is a handle: the allocator and the program share the device.
     let gpu = SimGpu::new(80 * MIB);
     let allocator = CachingAllocator::new(gpu.clone(), policy, config);
+    allocator.lock().record_history(10_000);
     let main = StreamId::DEFAULT;
     let side = gpu.stream_create()?;
 
@@ -75,6 +77,12 @@ fn main() -> Result<(), Error> {
     }
 
     println!("{}", allocator.memory_summary(true));
-    println!("snapshot: {} bytes of pickle", allocator.snapshot().to_pickle().len());
+    let pickle = allocator.snapshot().to_pickle();
+    println!("snapshot: {} bytes of pickle", pickle.len());
+    if let Some(out) = std::env::args_os().nth(1)
+        && let Err(error) = std::fs::write(&out, &pickle)
+    {
+        return Err(Error::io("write", out.as_ref(), &error));
+    }
     Ok(())
 }

@@ -360,13 +360,13 @@ fn hostile_archives_are_refused_before_anything_is_linked() {
     let mut run = |number: usize, case: &Case| {
         let name = format!("evil{number}");
         // `create` of another environment and `install` into the present one, in turn.
-        let mut args = if number % 2 == 0 { vec!["install", "-n", "e", &name] } else { vec!["create", "-n", "x", &name, "base", "python"] };
+        let mut args = if number.is_multiple_of(2) { vec!["install", "-n", "e", &name] } else { vec!["create", "-n", "x", &name, "base", "python"] };
         args.extend(from.iter().map(String::as_str));
         let ran = env.tare(&args);
         let mut say = |why: String| failures.push(format!("{}: {why}\n{}", case.what, ran.stderr));
         match (ran.code, case.harmless) {
             (0, true) => {
-                let prefix = env.envs().join(if number % 2 == 0 { "e" } else { "x" });
+                let prefix = env.envs().join(if number.is_multiple_of(2) { "e" } else { "x" });
                 let setuid = std::fs::metadata(prefix.join("bin/su")).is_ok_and(|about| about.mode() & 0o6000 != 0);
                 if std::fs::symlink_metadata(prefix.join("share/x")).is_ok_and(|about| !about.is_file()) {
                     say("a device came into the environment".into());
@@ -374,7 +374,7 @@ fn hostile_archives_are_refused_before_anything_is_linked() {
                 if setuid {
                     say("a program got the rights of its owner".into());
                 }
-                if number % 2 == 0 {
+                if number.is_multiple_of(2) {
                     env.tare(&["remove", "-n", "e", &name, "--no-prune"]).ok();
                 } else {
                     std::fs::remove_dir_all(prefix).unwrap();
