@@ -360,7 +360,8 @@ fn hostile_archives_are_refused_before_anything_is_linked() {
     let mut run = |number: usize, case: &Case| {
         let name = format!("evil{number}");
         // `create` of another environment and `install` into the present one, in turn.
-        let mut args = if number.is_multiple_of(2) { vec!["install", "-n", "e", &name] } else { vec!["create", "-n", "x", &name, "base", "python"] };
+        let mut args =
+            if number.is_multiple_of(2) { vec!["install", "-n", "e", &name] } else { vec!["create", "-n", "x", &name, "base", "python"] };
         args.extend(from.iter().map(String::as_str));
         let ran = env.tare(&args);
         let mut say = |why: String| failures.push(format!("{}: {why}\n{}", case.what, ran.stderr));
