@@ -180,7 +180,8 @@ impl Error {
     pub fn io(verb: &str, path: &Path, error: &std::io::Error) -> Self {
         let mut made = Self::failure(format!("cannot {verb} `{}`", path.display())).because(error);
         if matches!(error.raw_os_error(), Some(28 | 122)) {
-            made = made.hint("free some disk space there, or choose another place for the environment (`-p`) or the cache (TARE_CACHE_DIR)");
+            made =
+                made.hint("free some disk space there, or choose another place for the environment (`-p`) or the cache (TARE_CACHE_DIR)");
         }
         made
     }

@@ -9,27 +9,41 @@
 //! `cli` holds no logic and only `ui` writes to the terminal.
 #![deny(unsafe_code)]
 
-/// One error type: kind (exit code), message, causes, hints, place.
-pub mod error;
-/// Progress and remarks from library code to whoever shows them.
-pub mod report;
-/// .condarc subset, tare's config.toml and environment variables: one `Settings`.
-pub mod config;
-/// What the user asked for: environment.yml, match specs, requirements, explicit lists.
-pub mod spec;
-/// Subdir and virtual packages of the machine the environment is for.
-pub mod platform;
 /// Channel names to URLs, credentials, mirrors, repodata; the `host` channel.
 pub mod channel;
-/// Request, target and records to a solution; explanations.
-pub mod solve;
-/// A solution to a prefix: fetch, stage, link, compile, rename.
-pub mod install;
-/// An installed environment: names, records, activation, run.
-pub mod prefix;
-/// The GPU side: drivers, the caching allocator, traces.
-pub mod gpu;
-/// The only writer to stdout and stderr.
-pub mod ui;
 /// Command line: arguments in, one library call, result to `ui`.
 pub mod cli;
+/// .condarc subset, tare's config.toml and environment variables: one `Settings`.
+pub mod config;
+/// The main job in one call: inputs to an environment.
+pub mod create;
+/// Two of prefix, lock and request compared.
+pub mod diff;
+/// One error type: kind (exit code), message, causes, hints, place.
+pub mod error;
+/// An environment or a lock as text for other tools.
+pub mod export;
+/// The GPU side: drivers, the caching allocator, traces.
+pub mod gpu;
+/// A solution to a prefix: fetch, stage, link, compile, rename.
+pub mod install;
+/// Locks: readers and writers of every format, the check against the inputs, making an environment from one.
+pub mod lock;
+/// Subdir and virtual packages of the machine the environment is for.
+pub mod platform;
+/// An installed environment: names, records, activation, run.
+pub mod prefix;
+/// Progress and remarks from library code to whoever shows them.
+pub mod report;
+/// Inputs to a solution: the path that every planning command takes.
+pub mod resolve;
+/// Searching the channels.
+pub mod search;
+/// Request, target and records to a solution; explanations.
+pub mod solve;
+/// What the user asked for: environment.yml, match specs, requirements, explicit lists.
+pub mod spec;
+/// The only writer to stdout and stderr.
+pub mod ui;
+/// Files of an environment against what their packages say.
+pub mod verify;

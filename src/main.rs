@@ -1,2 +1,6 @@
+//! Parse, run, exit code; nothing else.
 #![deny(unsafe_code)]
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    tare::cli::main()
+}

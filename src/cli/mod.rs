@@ -1,1 +1,196 @@
+//! The command line: arguments in, one library call, result to `ui`.
 
+mod args;
+mod auth;
+mod clean;
+mod config;
+mod context;
+mod convert;
+mod create;
+mod diff;
+mod env;
+mod export;
+mod gpu;
+mod info;
+mod install;
+mod list;
+mod lock;
+mod reference;
+mod run;
+mod search;
+mod shell_hook;
+mod sync;
+mod verify;
+mod why;
+
+use std::ffi::OsString;
+use std::future::Future;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use crate::error::{Error, Kind, Result};
+use crate::ui::{ColorChoice, Printer, Verbosity};
+use args::{Cli, Command};
+use context::Context;
+
+/// Runs the program with the arguments and the environment of this process.
+pub fn main() -> ExitCode {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let cli = match Cli::try_parse_from(&args) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error, &args),
+    };
+    let verbosity = match (cli.global.quiet, cli.global.verbose) {
+        (true, _) => Verbosity::Quiet,
+        (false, 0) => Verbosity::Normal,
+        (false, _) => Verbosity::Verbose,
+    };
+    let printer = Printer::new(verbosity, cli.global.json, cli.global.color);
+    let code = start_logs(&cli.global).and_then(|()| dispatch(cli, &printer)).unwrap_or_else(|error| {
+        printer.error(&error);
+        error.exit_code()
+    });
+    ExitCode::from(code)
+}
+
+/// The CLI reference page, generated from the definitions.
+pub fn reference() -> String {
+    reference::markdown(&Cli::command())
+}
+
+/// Help, version and usage errors. With `--json` a usage error is a document like every other error.
+fn usage(error: &clap::Error, args: &[OsString]) -> ExitCode {
+    use clap::error::ErrorKind;
+    if !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) && args.iter().any(|arg| arg == "--json") {
+        let text = error.render().to_string();
+        let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        let printer = Printer::new(Verbosity::Normal, true, ColorChoice::Never);
+        printer.error(&Error::usage(message).hint("see `tare --help`"));
+        return ExitCode::from(Kind::Usage.exit_code());
+    }
+    let _ = error.print();
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+/// Debug logs to stderr (`-vv`, `-vvv`, `TARE_LOG`) and to `--log-file`.
+fn start_logs(global: &args::Global) -> Result<()> {
+    use tracing_subscriber::layer::SubscriberExt;
+    use tracing_subscriber::util::SubscriberInitExt;
+    use tracing_subscriber::{EnvFilter, Layer, fmt};
+    let wanted = match global.verbose {
+        0 | 1 => None,
+        2 => Some("debug,hyper=info,h2=info,rustls=info"),
+        _ => Some("trace"),
+    };
+    let from_env = std::env::var("TARE_LOG").ok().filter(|text| !text.is_empty());
+    if wanted.is_none() && from_env.is_none() && global.log_file.is_none() {
+        return Ok(());
+    }
+    let filter = |directives: &str| {
+        EnvFilter::try_new(directives).map_err(|error| Error::usage(format!("bad log filter `{directives}`")).because(error))
+    };
+    let to_stderr = match from_env.as_deref().or(wanted) {
+        Some(directives) => Some(fmt::layer().with_writer(std::io::stderr).with_target(true).with_filter(filter(directives)?)),
+        None => None,
+    };
+    let to_file = match &global.log_file {
+        Some(path) => {
+            let file =
+                std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(|error| Error::io("write", path, &error))?;
+            let layer = fmt::layer().with_ansi(false).with_writer(std::sync::Arc::new(file));
+            Some(layer.with_filter(filter("debug,hyper=info,h2=info,rustls=info")?))
+        }
+        None => None,
+    };
+    // A second subscriber in one process (tests) is no reason to fail.
+    let _ = tracing_subscriber::registry().with(to_stderr).with(to_file).try_init();
+    Ok(())
+}
+
+fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
+    let global = cli.global;
+    match cli.command {
+        Command::Completions(args) => {
+            let mut script = Vec::new();
+            clap_complete::generate(args.shell, &mut Cli::command(), "tare", &mut script);
+            printer.raw(&String::from_utf8_lossy(&script));
+            Ok(0)
+        }
+        Command::DetectGpu { route } => {
+            printer.raw(&crate::platform::detect_child_main(&route));
+            Ok(0)
+        }
+        Command::Gpu(command) => gpu::run(command, printer),
+        Command::Run(args) => run::run(&args, &global).map_err(|error| match error.kind() {
+            Kind::Usage | Kind::Run(_) => error,
+            _ => error.with_kind(Kind::Run(125)),
+        }),
+        command => {
+            let context = Context::load(&global, printer)?;
+            match command {
+                Command::Create(args) | Command::Env(args::EnvCommand::Create(args)) => block_on(create::create(*args, &context)),
+                Command::Install(args) => block_on(install::install(*args, &context)),
+                Command::Lock(args) => block_on(lock::lock(*args, &context)),
+                Command::Sync(args) => block_on(sync::sync(*args, &context)),
+                Command::List(args) => list::list(&args, &context),
+                Command::Export(args) => export::export(&args, &context),
+                Command::Env(args::EnvCommand::Export(args)) => export::export(&args, &context),
+                Command::Convert(args) => convert::convert(&args, &context),
+                Command::Verify(args) => verify::verify(&args, &context),
+                Command::Diff(args) => diff::diff(&args, &context),
+                Command::Env(args::EnvCommand::List) => env::list(&context),
+                Command::ShellHook(args) => shell_hook::shell_hook(&args, &context),
+                Command::Info(args) => info::info(&args, &context),
+                Command::Search(args) => block_on(search::search(&args, &context)),
+                Command::Why(args) => why::why(&args, &context),
+                Command::Config(args) => config::config(args.command, &context),
+                Command::Clean(args) => block_on(clean::clean(&args, &context)),
+                Command::Auth(args) => auth::auth(args, &context),
+                Command::Completions(_) | Command::DetectGpu { .. } | Command::Gpu(_) | Command::Run(_) => Ok(0),
+            }
+        }
+    }
+}
+
+/// Runs a future to its end, or drops it on Ctrl-C or SIGTERM: what it was building is removed by the guards it holds.
+fn block_on(future: impl Future<Output = Result<u8>>) -> Result<u8> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::failure("cannot start worker threads").because(error))?;
+    let result = runtime.block_on(async {
+        let interrupted = interrupted();
+        tokio::select! {
+            result = future => result,
+            signal = interrupted => Err(Error::new(Kind::Interrupted, format!("stopped by {signal}"))),
+        }
+    });
+    // Tasks that only waited for the network must not hold the exit up.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(5));
+    result
+}
+
+async fn interrupted() -> &'static str {
+    use tokio::signal::unix::{SignalKind, signal};
+    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
+        (Ok(mut interrupt), Ok(mut terminate)) => {
+            tokio::select! {
+                _ = interrupt.recv() => "Ctrl-C",
+                _ = terminate.recv() => "SIGTERM",
+            }
+        }
+        // Without handlers the signals end the process as always.
+        _ => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,1 +1,579 @@
+//! A solution to a prefix.
+//!
+//! [`create_with`] is the whole road: lock the prefix, tidy up after killed runs, fetch and verify everything, check that there is room, link into a
+//! stage beside the target, compile, write the metadata, and rename. Until the rename the target is untouched; after it the environment is complete.
 
+mod cache;
+mod cancel;
+/// What is in the caches, and removing it.
+pub mod clean;
+mod compile;
+mod fetch;
+mod link;
+mod lock;
+mod metadata;
+mod scripts;
+mod space;
+mod swap;
+mod target;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indexmap::IndexMap;
+use rattler_cache::package_cache::PackageCache;
+use rattler_conda_types::prefix::Prefix as StagePrefix;
+use rattler_conda_types::{MatchSpec, PackageName, PackageRecord, RepoDataRecord, Subdir};
+use rattler_networking::LazyClient;
+use serde::Serialize;
+
+pub use cancel::Cancel;
+pub use fetch::{Archive, CacheCheck};
+pub use lock::{DEFAULT_LOCK_TIMEOUT, Holder, PrefixLock};
+pub(crate) use metadata::{FileKind, hex as hex_text, is_host, read_modes, sha256_hex, without_secrets};
+pub use metadata::{Stamp, channel_name, digest_of, environments_file, first_damage, history_name, register};
+pub use swap::{Placing, Recovered, needs_recovery, recover};
+pub use target::{ExistingEnvironment, TargetState, resolve_prefix, state_of_target};
+
+use crate::error::{Error, Kind, Result};
+use crate::report::{Phase, Progress};
+
+/// How files come from the package cache into an environment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkMode {
+    /// The first of reflink, hardlink and copy that works between the two file systems.
+    #[default]
+    Auto,
+    /// Copies that share their data until one is written to (btrfs, xfs).
+    Reflink,
+    /// The very same files.
+    Hardlink,
+    /// Copies.
+    Copy,
+    /// Links into the cache: the environment breaks when the cache is cleaned.
+    Symlink,
+}
+
+impl LinkMode {
+    fn verb(self) -> &'static str {
+        match self {
+            LinkMode::Auto => "link",
+            LinkMode::Reflink => "reflink",
+            LinkMode::Hardlink => "hardlink",
+            LinkMode::Copy => "copy",
+            LinkMode::Symlink => "symlink",
+        }
+    }
+}
+
+impl std::fmt::Display for LinkMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            LinkMode::Auto => "auto",
+            other => other.verb(),
+        })
+    }
+}
+
+impl FromStr for LinkMode {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        [LinkMode::Auto, LinkMode::Reflink, LinkMode::Hardlink, LinkMode::Copy, LinkMode::Symlink]
+            .into_iter()
+            .find(|mode| mode.to_string() == text)
+            .ok_or_else(|| Error::usage(format!("`{text}` is no link mode")).hint("one of auto, reflink, hardlink, copy, symlink"))
+    }
+}
+
+/// What to do about symbolic links of packages that point out of the environment. Files are never written through them, whatever is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ExternalLinks {
+    /// Say nothing.
+    Allow,
+    /// Name them and go on.
+    #[default]
+    Warn,
+    /// Refuse.
+    Deny,
+}
+
+/// Which packages may run their pre- and post-link scripts. None by default: they are programs of the channel, run with the user's rights.
+#[derive(Debug, Clone, Default)]
+pub struct LinkScripts {
+    /// Their names.
+    pub allow: Vec<PackageName>,
+}
+
+/// An environment to make.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Where; see [`resolve_prefix`].
+    pub prefix: PathBuf,
+    /// The platform of the packages.
+    pub subdir: Subdir,
+    /// The packages, any order.
+    pub records: Vec<RepoDataRecord>,
+    /// What the user asked for: `requested_spec` in `conda-meta` and `update specs` in the history.
+    pub requested: Vec<MatchSpec>,
+    /// Environment variables set by activation (`conda-meta/state`).
+    pub variables: IndexMap<String, String>,
+    /// The command line, for the history and for others who wait for the lock. Secrets in URLs are removed before it is written.
+    pub command: Vec<String>,
+    /// How files are linked.
+    pub link_mode: LinkMode,
+    /// Compile the Python files of noarch packages.
+    pub compile: bool,
+    /// Link scripts that may run.
+    pub link_scripts: LinkScripts,
+    /// Let the last package win where several provide a file. Without it that is an error, unless the files are identical.
+    pub clobber: bool,
+    /// Symbolic links that point out of the environment.
+    pub external_links: ExternalLinks,
+    /// How cached packages are checked.
+    pub cache_check: CacheCheck,
+    /// Simultaneous downloads.
+    pub concurrency: usize,
+    /// How long to wait for the prefix lock; [`DEFAULT_LOCK_TIMEOUT`] if none.
+    pub lock_timeout: Option<Duration>,
+    /// Facts of the caller for `conda-meta/tare/environment.json`; `input_digest` in it is compared by [`same_as`].
+    pub metadata: serde_json::Value,
+    /// Add the environment to `~/.conda/environments.txt`.
+    pub register: bool,
+    /// The home folder for that; the user's own if none.
+    pub home: Option<PathBuf>,
+    /// Replace an environment that is there (`--force`). Files that belong to no package of it go with it.
+    pub replace: bool,
+    /// Stops the work.
+    pub cancel: Cancel,
+}
+
+impl Plan {
+    /// A plan with the defaults of the command line.
+    pub fn new(prefix: impl Into<PathBuf>, subdir: Subdir, records: Vec<RepoDataRecord>) -> Self {
+        Plan {
+            prefix: prefix.into(),
+            subdir,
+            records,
+            requested: Vec::new(),
+            variables: IndexMap::new(),
+            command: Vec::new(),
+            link_mode: LinkMode::Auto,
+            compile: true,
+            link_scripts: LinkScripts::default(),
+            clobber: false,
+            external_links: ExternalLinks::default(),
+            cache_check: CacheCheck::default(),
+            concurrency: 8,
+            lock_timeout: None,
+            metadata: serde_json::Value::Null,
+            register: true,
+            home: None,
+            replace: false,
+            cancel: Cancel::new(),
+        }
+    }
+}
+
+/// A file that several packages provide.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Clobber {
+    /// Path in the environment.
+    pub path: PathBuf,
+    /// The package whose file is there: the last one in topological order.
+    #[serde(serialize_with = "name_text")]
+    pub winner: PackageName,
+    /// The packages whose files lie under `__clobbers__` instead.
+    #[serde(serialize_with = "name_texts")]
+    pub losers: Vec<PackageName>,
+    /// All have the same contents, so nothing is lost.
+    pub identical: bool,
+}
+
+fn name_text<S: serde::Serializer>(name: &PackageName, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(name.as_normalized())
+}
+
+fn name_texts<S: serde::Serializer>(names: &[PackageName], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(names.iter().map(PackageName::as_normalized))
+}
+
+/// Seconds that each phase took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Seconds {
+    /// Waiting for the lock and tidying up.
+    pub lock: f64,
+    /// Checking the cache, downloading, unpacking.
+    pub fetch: f64,
+    /// Linking.
+    pub link: f64,
+    /// Compiling.
+    pub compile: f64,
+    /// Writing metadata and renaming.
+    pub finish: f64,
+}
+
+/// What [`create_with`] did.
+#[derive(Debug, Clone, Serialize)]
+pub struct Installed {
+    /// The environment.
+    pub prefix: PathBuf,
+    /// Number of packages.
+    pub linked: usize,
+    /// How files came from each cache folder in use: usually one.
+    pub link_modes: Vec<(PathBuf, LinkMode)>,
+    /// Number of Python files compiled.
+    pub compiled: usize,
+    /// Why nothing was compiled though asked for.
+    pub not_compiled: Option<String>,
+    /// Packages whose link scripts were not run.
+    #[serde(serialize_with = "name_texts")]
+    pub skipped_link_scripts: Vec<PackageName>,
+    /// Packages whose link scripts ran.
+    #[serde(serialize_with = "name_texts")]
+    pub ran_link_scripts: Vec<PackageName>,
+    /// Files of several packages.
+    pub clobbered: Vec<Clobber>,
+    /// Digest of the set of packages.
+    pub environment_digest: String,
+    /// What was tidied up before.
+    #[serde(skip)]
+    pub recovered: Recovered,
+    /// Time per phase.
+    pub seconds: Seconds,
+}
+
+impl Installed {
+    /// The link mode to show; the first where several caches are in use.
+    pub fn link_mode_used(&self) -> LinkMode {
+        self.link_modes.first().map_or(LinkMode::Copy, |(_, mode)| *mode)
+    }
+}
+
+/// Makes the environment of `plan`.
+///
+/// # Errors
+/// The target is something else than absent, an empty folder or (with `replace`) an environment; the lock is held; a package cannot be fetched
+/// (kind network) or is not what it should be (kind verification); no room; files clash; cancelled (kind interrupted). In every case the target
+/// is as it was. One exception: an allowed post-link script that fails; it runs in the finished environment, which stays.
+pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, progress: Arc<dyn Progress>) -> Result<Installed> {
+    let prefix = resolve_prefix(&plan.prefix)?;
+    let mut seconds = Seconds::default();
+    let mut clock = Instant::now();
+    let mut lap = |slot: &mut f64| {
+        *slot = clock.elapsed().as_secs_f64();
+        clock = Instant::now();
+    };
+    let parent = prefix.parent().unwrap_or(Path::new("/")).to_owned();
+    fs_err::create_dir_all(&parent).map_err(|error| Error::io("create the folder", &parent, &error))?;
+    let lock = PrefixLock::acquire(&prefix, &plan.command, plan.lock_timeout, &*progress, &plan.cancel).await?;
+    let recovered = recover(&prefix)?;
+    if recovered.removed > 0 || recovered.rolled_forward {
+        progress.note("tidied up after an interrupted run");
+    }
+    let placing = accept_target(&prefix, plan.replace)?;
+    lap(&mut seconds.lock);
+
+    let records = PackageRecord::sort_topologically(sorted(&plan.records));
+    let fetcher = fetch::Fetcher {
+        cache,
+        client,
+        check: plan.cache_check,
+        concurrency: plan.concurrency,
+        progress: progress.clone(),
+        cancel: plan.cancel.clone(),
+    };
+    let (packages, cache_locks) = fetcher.fetch_all(&records).await?;
+    lap(&mut seconds.fetch);
+
+    let layers: Vec<PathBuf> = packages.iter().map(|package| fetch::layer_of(cache, &package.folder)).collect();
+    let guard = cancel::CancelOnDrop::new(plan.cancel.clone());
+    let built = fetch::blocking({
+        let (plan, prefix, progress) = (plan.clone(), prefix.clone(), progress.clone());
+        move || {
+            // Owned by this thread: it goes on until it sees the switch, even when nobody waits for it any more.
+            let _held = (lock, cache_locks);
+            let mut built = build(&plan, &prefix, &packages, &layers, placing, progress.clone(), seconds)?;
+            let scripts = link::link_scripts(&packages, plan.subdir);
+            let ran = scripts::run_allowed(&plan, &prefix, &packages, &scripts, &*progress);
+            for number in scripts.keys() {
+                let name = &packages[*number].record.package_record.name;
+                let list =
+                    if plan.link_scripts.allow.contains(name) { &mut built.ran_link_scripts } else { &mut built.skipped_link_scripts };
+                list.push(name.clone());
+            }
+            if !built.skipped_link_scripts.is_empty() {
+                let names: Vec<String> = built.skipped_link_scripts.iter().map(|name| format!("`{}`", name.as_normalized())).collect();
+                progress.warn(
+                    &format!("the link scripts of {} were not run", names.join(", ")),
+                    &["to run the ones you trust: --allow-link-scripts NAME".to_owned()],
+                );
+            }
+            ran.map(|()| built)
+        }
+    })
+    .await?;
+    guard.disarm();
+    let mut installed = built?;
+    installed.recovered = recovered;
+    if plan.register {
+        let home = plan.home.clone().or_else(dirs::home_dir);
+        if let Some(home) = home
+            && let Err(error) = register(&home, &prefix, true)
+        {
+            tracing::debug!("{error}");
+        }
+    }
+    Ok(installed)
+}
+
+/// Fetches archives named by URL or path and makes complete records from the metadata inside them.
+///
+/// # Errors
+/// As for fetching; an archive whose name and contents disagree (kind verification).
+pub async fn records_for_archives(
+    archives: &[Archive],
+    cache: &PackageCache,
+    client: LazyClient,
+    progress: Arc<dyn Progress>,
+    cancel: &Cancel,
+) -> Result<Vec<RepoDataRecord>> {
+    let fetcher = fetch::Fetcher { cache, client, check: CacheCheck::default(), concurrency: 8, progress, cancel: cancel.clone() };
+    fetcher.records_of(archives).await
+}
+
+/// Whether the environment at `existing` is what `plan` would make: same packages, inputs, variables and place. Says what differs, or what is damaged
+/// (files missing or of another size), if it is not.
+///
+/// # Errors
+/// Never for a damaged environment: that is a difference.
+pub fn difference(existing: &ExistingEnvironment, plan: &Plan) -> Option<String> {
+    let Some(stamp) = &existing.stamp else { return Some("it was not made by tare".to_owned()) };
+    if stamp.prefix != existing.prefix {
+        return Some(format!("it was made at `{}` and moved", stamp.prefix.display()));
+    }
+    if stamp.subdir != plan.subdir.to_string() {
+        return Some(format!("it is for {}", stamp.subdir));
+    }
+    if stamp.environment_digest != digest_of(&plan.records) {
+        return Some("it holds other packages".to_owned());
+    }
+    if stamp.metadata.get("input_digest") != plan.metadata.get("input_digest") {
+        return Some("it was made from another input".to_owned());
+    }
+    if stamp.state_sha256 != metadata::state_text(&plan.variables).map(|text| metadata::sha256_hex(text.as_bytes())) {
+        return Some("it has other variables".to_owned());
+    }
+    first_damage(&existing.prefix, stamp)
+}
+
+/// SHA-256 of the `conda-meta/state` that holds these variables, lower-case hex; `None` without variables.
+pub(crate) fn state_sha256(variables: &IndexMap<String, String>) -> Option<String> {
+    metadata::state_text(variables).map(|text| metadata::sha256_hex(text.as_bytes()))
+}
+
+/// Whether the environment at `existing` is what `plan` would make, and intact: see [`difference`].
+pub fn same_as(existing: &ExistingEnvironment, plan: &Plan) -> bool {
+    difference(existing, plan).is_none()
+}
+
+/// Whether an environment may be made at `prefix`, and how it will take its place. Looked at without the prefix lock: [`create_with`] looks again.
+///
+/// # Errors
+/// Something else than nothing, an empty folder or (with `replace`) an environment that is not frozen is there.
+pub(crate) fn accept_target(prefix: &Path, replace: bool) -> Result<swap::Placing> {
+    let shown = prefix.display();
+    match state_of_target(prefix)? {
+        TargetState::Absent | TargetState::EmptyFolder => Ok(swap::Placing::New),
+        TargetState::Environment(existing) if existing.frozen => Err(Error::failure(format!("the environment `{shown}` is frozen"))
+            .because(format!("it has a file `{}`", prefix.join("conda-meta/frozen").display()))),
+        TargetState::Environment(_) if replace => Ok(swap::Placing::Replace),
+        TargetState::Environment(_) => Err(Error::failure(format!("there already is an environment at `{shown}`"))
+            .hint("to change it: tare update")
+            .hint("to replace it: --force")),
+        TargetState::Foreign => Err(Error::failure(format!("`{shown}` is a folder with other things in it"))
+            .because("it has no `conda-meta`, so it is no environment, and tare does not delete what it did not make")
+            .hint("choose another place: -p PATH")),
+        TargetState::File => Err(Error::failure(format!("`{shown}` is a file")).hint("choose another place: -p PATH")),
+    }
+}
+
+/// A fixed order to begin with, so that the topological order does not depend on the caller.
+fn sorted(records: &[RepoDataRecord]) -> Vec<RepoDataRecord> {
+    let mut records = records.to_vec();
+    records.sort_by(|a, b| {
+        a.package_record.name.as_normalized().cmp(b.package_record.name.as_normalized()).then_with(|| a.url.as_str().cmp(b.url.as_str()))
+    });
+    records
+}
+
+/// Everything between "all packages are in the cache" and "the environment is in place".
+fn build(
+    plan: &Plan,
+    prefix: &Path,
+    packages: &[fetch::Cached],
+    layers: &[PathBuf],
+    placing: swap::Placing,
+    progress: Arc<dyn Progress>,
+    mut seconds: Seconds,
+) -> Result<Installed> {
+    let mut clock = Instant::now();
+    let mut lap = |slot: &mut f64| {
+        *slot = clock.elapsed().as_secs_f64();
+        clock = Instant::now();
+    };
+    plan.cancel.check()?;
+    if let Some(pair) = duplicate_name(packages) {
+        return Err(Error::new(Kind::Usage, format!("`{pair}` is among the packages more than once")));
+    }
+    let layout = link::Layout::plan(packages, plan.subdir, plan.clobber)?;
+    layout.check_external(plan.external_links, &*progress)?;
+    let stage = swap::Stage::create(prefix)?;
+
+    // Once per cache folder: each may be on a file system of its own.
+    let mut modes: BTreeMap<PathBuf, LinkMode> = BTreeMap::new();
+    for (layer, package) in layers.iter().zip(packages) {
+        if !modes.contains_key(layer) {
+            let probe = package.folder.join("info/index.json");
+            modes.insert(layer.clone(), link::choose_mode(plan.link_mode, &probe, stage.path())?);
+        }
+    }
+    let package_modes: Vec<LinkMode> = layers.iter().map(|layer| modes[layer]).collect();
+    check_space(prefix, &layout, packages, &package_modes)?;
+
+    let task = progress.start(Phase::Link, "linking packages", Some(packages.len() as u64));
+    let stage_prefix = StagePrefix::create(stage.path()).map_err(|error| Error::io("prepare", stage.path(), &error))?;
+    // rattler marks the folder as one that backups leave out; whether an environment is backed up is the user's choice.
+    let _ = std::fs::remove_file(stage.path().join("CACHEDIR.TAG"));
+    let linking = link::Linking {
+        stage: &stage_prefix,
+        prefix,
+        subdir: plan.subdir,
+        modes: &package_modes,
+        progress: &*progress,
+        task,
+        cancel: &plan.cancel,
+    };
+    let linked = linking.run(packages, &layout).and_then(|linked| linking.make_modes_uniform(&linked).map(|()| linked));
+    progress.finish(task);
+    let mut linked = linked?;
+    lap(&mut seconds.link);
+
+    let (compiled, not_compiled) =
+        if plan.compile { compile_noarch(plan, prefix, packages, &stage, &mut linked, &*progress)? } else { (0, None) };
+    lap(&mut seconds.compile);
+
+    plan.cancel.check()?;
+    let records: Vec<RepoDataRecord> = packages.iter().map(|package| package.record.clone()).collect();
+    let prefix_records: Vec<_> =
+        records.iter().zip(linked).map(|(record, paths)| metadata::prefix_record(record, paths, &plan.requested)).collect();
+    let written = metadata::write_records(stage.path(), &prefix_records)?;
+    let notes = metadata::Notes {
+        prefix,
+        subdir: plan.subdir,
+        records: &records,
+        requested: &plan.requested,
+        variables: &plan.variables,
+        command: &plan.command,
+        compiled: plan.compile && not_compiled.is_none(),
+        metadata: &plan.metadata,
+    };
+    metadata::write_notes(stage.path(), &notes, written, &prefix_records)?;
+    swap::sync_folder(Some(&stage.path().join("conda-meta")));
+    swap::sync_folder(Some(stage.path()));
+    plan.cancel.check()?;
+    swap::place(stage, prefix, placing)?;
+    lap(&mut seconds.finish);
+    Ok(Installed {
+        prefix: prefix.to_owned(),
+        linked: packages.len(),
+        link_modes: modes.into_iter().collect(),
+        compiled,
+        not_compiled,
+        skipped_link_scripts: Vec::new(),
+        ran_link_scripts: Vec::new(),
+        clobbered: layout.clobbered,
+        environment_digest: digest_of(&records),
+        recovered: Recovered::default(),
+        seconds,
+    })
+}
+
+fn duplicate_name(packages: &[fetch::Cached]) -> Option<String> {
+    let mut seen = std::collections::HashSet::new();
+    packages.iter().map(|package| package.record.package_record.name.as_normalized()).find(|name| !seen.insert(*name)).map(str::to_owned)
+}
+
+/// Refuses if the environment certainly does not fit: bytes by link mode, and inodes.
+fn check_space(prefix: &Path, layout: &link::Layout, packages: &[fetch::Cached], modes: &[LinkMode]) -> Result<()> {
+    let copied = if modes.contains(&LinkMode::Copy) {
+        // Exact per package would need the sizes by package; all or nothing is how it is in practice.
+        let copied: u64 = packages
+            .iter()
+            .zip(modes)
+            .filter(|(_, mode)| **mode == LinkMode::Copy)
+            .flat_map(|(package, _)| &package.paths.paths)
+            .filter(|entry| entry.prefix_placeholder.is_none())
+            .filter_map(|entry| entry.size_in_bytes)
+            .sum();
+        copied.min(layout.linked_bytes)
+    } else {
+        0
+    };
+    let hint = "choose another place for the environment: -p PATH";
+    space::require(prefix, layout.patched_bytes + copied, "the files of the environment", hint)?;
+    let new_files = if modes.iter().all(|mode| *mode == LinkMode::Hardlink) { 0 } else { layout.files };
+    match space::free_files(prefix) {
+        Some(free) if free < new_files => Err(Error::failure(format!("not enough inodes on the file system of `{}`", prefix.display()))
+            .because(format!("the environment has {new_files} files, and {free} more can be made"))
+            .hint(hint)),
+        _ => Ok(()),
+    }
+}
+
+fn compile_noarch(
+    plan: &Plan,
+    prefix: &Path,
+    packages: &[fetch::Cached],
+    stage: &swap::Stage,
+    linked: &mut [Vec<rattler_conda_types::prefix_record::PathsEntry>],
+    progress: &dyn Progress,
+) -> Result<(usize, Option<String>)> {
+    let Some(python) = link::python_of(packages, plan.subdir)? else { return Ok((0, None)) };
+    let jobs: Vec<compile::Job> = packages
+        .iter()
+        .enumerate()
+        .filter(|(_, package)| package.index.noarch.is_python())
+        .map(|(number, _)| compile::Job { package: number, files: compile::sources(&linked[number], &python.site_packages_path) })
+        .filter(|job| !job.files.is_empty())
+        .collect();
+    if jobs.is_empty() {
+        return Ok((0, None));
+    }
+    let total = jobs.iter().map(|job| job.files.len() as u64).sum();
+    let task = progress.start(Phase::Compile, "compiling Python files", Some(total));
+    let outcome =
+        compile::compile(stage.path(), prefix, python.path(), python.short_version, plan.subdir, &jobs, progress, task, &plan.cancel);
+    progress.finish(task);
+    match outcome? {
+        compile::Outcome::Done(entries) => {
+            let mut count = 0;
+            for (job, entries) in jobs.iter().zip(entries) {
+                count += entries.len();
+                linked[job.package].extend(entries);
+            }
+            Ok((count, None))
+        }
+        compile::Outcome::CannotRun(why) => {
+            progress.note(&format!("Python files are not compiled: {why}"));
+            Ok((0, Some(why)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

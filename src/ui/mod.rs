@@ -1,1 +1,216 @@
+//! The only writer to stdout and stderr.
+//!
+//! Data goes to stdout, everything else to stderr. With `--json` exactly one document is written to stdout, also for
+//! errors. Colours follow the terminal, `NO_COLOR`, `CLICOLOR_FORCE` and `--color`.
 
+mod errors;
+mod progress;
+pub mod table;
+
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::error::Error;
+use crate::report::Progress;
+
+pub use errors::error_json;
+
+/// The version of every JSON document this program prints. A schema changes only with it.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// How much is said on stderr.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Verbosity {
+    /// Errors only.
+    Quiet,
+    /// Errors, warnings, notes, progress.
+    #[default]
+    Normal,
+    /// Also details.
+    Verbose,
+}
+
+/// When to use colours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum ColorChoice {
+    /// As the terminal allows, honouring `NO_COLOR` and `CLICOLOR_FORCE`.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// Writes what commands have to say.
+pub struct Printer {
+    verbosity: Verbosity,
+    json: bool,
+    progress: Arc<progress::Bars>,
+}
+
+impl Printer {
+    /// A printer. With `json`, text meant for stdout is dropped in favour of the one document given to [`Printer::json`].
+    pub fn new(verbosity: Verbosity, json: bool, color: ColorChoice) -> Self {
+        match color {
+            ColorChoice::Auto => {}
+            ColorChoice::Always => anstream::ColorChoice::Always.write_global(),
+            ColorChoice::Never => anstream::ColorChoice::Never.write_global(),
+        }
+        let terminal = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+        let mode = match (verbosity, json) {
+            (Verbosity::Quiet, _) | (_, true) => progress::Mode::Hidden,
+            _ if terminal => progress::Mode::Bars,
+            _ => progress::Mode::Lines,
+        };
+        Printer { verbosity, json, progress: Arc::new(progress::Bars::new(mode, verbosity, json)) }
+    }
+
+    /// Whether `--json` was given.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// How much is said.
+    pub fn verbosity(&self) -> Verbosity {
+        self.verbosity
+    }
+
+    /// The receiver for progress of library code.
+    pub fn progress(&self) -> Arc<dyn Progress> {
+        self.progress.clone()
+    }
+
+    /// Remarks collected so far (warnings), for the JSON document.
+    pub fn warnings(&self) -> Vec<String> {
+        self.progress.warnings()
+    }
+
+    /// Data: one line or more to stdout. Nothing in JSON mode.
+    pub fn data(&self, text: &str) {
+        if self.json {
+            return;
+        }
+        self.progress.suspend(|| {
+            let mut out = anstream::stdout().lock();
+            // A closed pipe is the reader's choice, not an error of ours.
+            let _ = out.write_all(text.as_bytes());
+            if !text.ends_with('\n') {
+                let _ = out.write_all(b"\n");
+            }
+            let _ = out.flush();
+        });
+    }
+
+    /// Data that must reach stdout byte for byte, with no trailing line feed added.
+    pub fn raw(&self, text: &str) {
+        let mut out = std::io::stdout().lock();
+        let _ = out.write_all(text.as_bytes());
+        let _ = out.flush();
+    }
+
+    /// The one JSON document of a successful command: `schema_version` and `success` are added in front.
+    pub fn json(&self, document: &impl Serialize) {
+        if !self.json {
+            return;
+        }
+        let value = serde_json::to_value(document).unwrap_or_else(|error| json!({ "message": error.to_string() }));
+        let mut all = serde_json::Map::new();
+        all.insert("schema_version".into(), json!(SCHEMA_VERSION));
+        all.insert("success".into(), json!(true));
+        match value {
+            Value::Object(map) => all.extend(map),
+            other => {
+                all.insert("data".into(), other);
+            }
+        }
+        let warnings = self.warnings();
+        if !warnings.is_empty() && !all.contains_key("warnings") {
+            all.insert("warnings".into(), json!(warnings));
+        }
+        self.raw(&format!("{:#}\n", Value::Object(all)));
+    }
+
+    /// A JSON array or other document printed as it is, where a shape is set by another tool (`list --json`).
+    pub fn json_bare(&self, document: &Value) {
+        if self.json {
+            self.raw(&format!("{document:#}\n"));
+        }
+    }
+
+    /// As [`Printer::json_bare`], without a line feed at the end.
+    pub fn json_exactly(&self, document: &Value) {
+        if self.json {
+            self.raw(&format!("{document:#}"));
+        }
+    }
+
+    /// A remark on stderr.
+    pub fn note(&self, message: &str) {
+        self.progress.note(message);
+    }
+
+    /// A detail on stderr, shown with `-v`.
+    pub fn detail(&self, message: &str) {
+        if self.verbosity >= Verbosity::Verbose {
+            self.progress.note(message);
+        }
+    }
+
+    /// A warning on stderr.
+    pub fn warn(&self, message: &str, hints: &[String]) {
+        self.progress.warn(message, hints);
+    }
+
+    /// A warning with a place and causes, shown like an error.
+    pub fn warn_error(&self, warning: &Error) {
+        self.progress.remember_warning(&warning.to_string());
+        if self.verbosity >= Verbosity::Normal && !self.json {
+            self.stderr(&errors::render(warning, errors::Severity::Warning));
+        }
+    }
+
+    /// An error: text on stderr, or in JSON mode the error document on stdout.
+    pub fn error(&self, error: &Error) {
+        self.progress.clear();
+        if self.json {
+            self.raw(&format!("{:#}\n", error_json(error)));
+        } else {
+            self.stderr(&errors::render(error, errors::Severity::Error));
+        }
+    }
+
+    fn stderr(&self, text: &str) {
+        self.progress.suspend(|| {
+            let _ = anstream::stderr().lock().write_all(text.as_bytes());
+        });
+    }
+}
+
+/// Bytes for people: `1.5 GiB`. Exact bytes belong into JSON.
+pub fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut unit = 0;
+    let mut value = bytes as f64;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::human_bytes;
+
+    #[test]
+    fn bytes_for_people() {
+        assert_eq!(human_bytes(0), "0 B");
+        assert_eq!(human_bytes(1023), "1023 B");
+        assert_eq!(human_bytes(1536), "1.5 KiB");
+        assert_eq!(human_bytes(u64::MAX), "16384.0 PiB");
+    }
+}

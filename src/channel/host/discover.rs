@@ -251,6 +251,7 @@ mod tests {
             interpreter: None,
             path_env: Some(std::env::join_paths(path).unwrap()),
             home: Some(home),
+            wanted: Vec::new(),
         };
         let expected = [
             "first/bin/python3.12",

@@ -57,6 +57,21 @@ pub struct HostOptions {
     pub path_env: Option<OsString>,
     /// The home folder, for pyenv, uv and conda installations.
     pub home: Option<PathBuf>,
+    /// Versions of Python that are asked for (`3.11.*`): only interpreters that fit one are packaged, unless none does.
+    /// Empty: all.
+    pub wanted: Vec<String>,
+}
+
+impl HostOptions {
+    fn wants(&self, version: &str) -> bool {
+        use rattler_conda_types::{ParseStrictness, Version, VersionSpec};
+        self.wanted.is_empty()
+            || version.parse::<Version>().is_ok_and(|version| {
+                self.wanted
+                    .iter()
+                    .any(|spec| VersionSpec::from_str(spec, ParseStrictness::Lenient).is_ok_and(|spec| spec.matches(&version)))
+            })
+    }
 }
 
 /// The channel, ready to be used.
@@ -171,12 +186,13 @@ pub fn materialize(options: &HostOptions, progress: &dyn Progress) -> Result<Hos
 
     let candidates = find(options, &work)?;
     let keys: Vec<String> = candidates.iter().map(|candidate| key(&[&candidate.path.to_string_lossy(), &candidate.stamp])).collect();
-    let channel = root.join("channels").join(key(&keys.iter().map(String::as_str).collect::<Vec<_>>()));
+    let of_channel: Vec<&str> = keys.iter().map(String::as_str).chain(options.wanted.iter().map(String::as_str)).collect();
+    let channel = root.join("channels").join(key(&of_channel));
     if let Some(made) = open(&channel)? {
         return Ok(made);
     }
 
-    let _lock = lock(&root, progress)?;
+    let guard = lock(&root, progress)?;
     if let Some(made) = open(&channel)? {
         return Ok(made);
     }
@@ -185,17 +201,23 @@ pub fn materialize(options: &HostOptions, progress: &dyn Progress) -> Result<Hos
 
     let task = progress.start(Phase::Other, "packaging Python for the `host` channel", Some(candidates.len() as u64));
     let done = std::sync::atomic::AtomicU64::new(0);
-    let records: Result<Vec<Record>> = candidates
+    let records: Result<Vec<Option<Record>>> = candidates
         .par_iter()
         .zip(&keys)
         .map(|(candidate, key)| {
-            let record = recorded(&root, &work, key, candidate);
+            let record = recorded(&root, &work, key, candidate, options);
             progress.advance_to(task, done.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1);
             record
         })
         .collect();
     progress.finish(task);
-    let records = without_twins(records?);
+    let records: Vec<Record> = records?.into_iter().flatten().collect();
+    if !options.wanted.is_empty() && records.iter().all(|record| record.packages.is_empty()) {
+        // None fits: with all of them there the solver says which versions there are.
+        drop(guard);
+        return materialize(&HostOptions { wanted: Vec::new(), ..options.clone() }, progress);
+    }
+    let records = without_twins(records);
     for remark in records.iter().flat_map(|record| &record.remarks) {
         progress.note(remark);
     }
@@ -219,6 +241,7 @@ fn find(options: &HostOptions, work: &Path) -> Result<Vec<Candidate>> {
         Error::usage(format!("`{}` (TARE_HOST_PYTHON) is no interpreter for the `host` channel", named.display()))
             .because(why)
             .hint("set TARE_HOST_PYTHON to the python3 executable of a CPython installation, or unset it to search for one")
+            .hint("or take Python from conda-forge: envs/quickstart-conda.yml")
     };
     let candidate = discover::named(named).map_err(|error| unusable(error.to_string()))?;
     if discover::starts_like_elf(&candidate.path) || candidate.path.is_dir() {
@@ -320,18 +343,19 @@ fn older_than(path: &Path, age: Duration) -> bool {
 }
 
 /// The record of one installation: read from the cache, or made.
-fn recorded(root: &Path, work: &Path, key: &str, candidate: &Candidate) -> Result<Record> {
+fn recorded(root: &Path, work: &Path, key: &str, candidate: &Candidate, options: &HostOptions) -> Result<Option<Record>> {
     let place = root.join("packages").join(key);
     if let Some(record) = read_record(&place) {
-        return Ok(record);
+        let fits = record.packages.is_empty() || record.interpreter.version.as_deref().is_none_or(|version| options.wants(version));
+        return Ok(fits.then_some(record));
     }
     let made = work.join(key);
     fs::create_dir_all(&made).map_err(|error| Error::io("create", &made, &error))?;
-    let record = make(candidate, &made, work)?;
+    let Some(record) = make(candidate, &made, work, options)? else { return Ok(None) };
     let record_path = made.join("record.json");
     fs::write(&record_path, json(&record)?).map_err(|error| Error::io("write", &record_path, &error))?;
     replace(&made, &place)?;
-    Ok(record)
+    Ok(Some(record))
 }
 
 fn read_record(place: &Path) -> Option<Record> {
@@ -358,8 +382,8 @@ fn replace(made: &Path, place: &Path) -> Result<()> {
     fs::rename(made, place).map_err(|error| Error::io("create", place, &error))
 }
 
-/// Asks the interpreter and packages it.
-fn make(candidate: &Candidate, made: &Path, work: &Path) -> Result<Record> {
+/// Asks the interpreter and packages it; `None` for one of a version that is not wanted.
+fn make(candidate: &Candidate, made: &Path, work: &Path, options: &HostOptions) -> Result<Option<Record>> {
     let interpreter = |version: Option<String>, status| HostInterpreter { path: candidate.path.clone(), version, sha256: None, status };
     let refused = |version, reason, transient| Record {
         interpreter: interpreter(version, HostStatus::Refused { reason }),
@@ -370,8 +394,11 @@ fn make(candidate: &Candidate, made: &Path, work: &Path) -> Result<Record> {
     };
     let answer = match probe::ask(&candidate.path, work) {
         Ok(answer) => answer,
-        Err(reason) => return Ok(refused(None, reason, true)),
+        Err(reason) => return Ok(Some(refused(None, reason, true))),
     };
+    if !options.wants(&answer.version) {
+        return Ok(None);
+    }
     let version = Some(answer.version.clone());
     let subdir = this_subdir();
     let python = match python::package(&answer, &subdir, made.join("stage"), made) {
@@ -382,7 +409,7 @@ fn make(candidate: &Candidate, made: &Path, work: &Path) -> Result<Record> {
             if stage.exists() {
                 fs::remove_dir_all(&stage).map_err(|error| Error::io("remove", &stage, &error))?;
             }
-            return Ok(refused(version, reason, false));
+            return Ok(Some(refused(version, reason, false)));
         }
         Err(Trouble::Fatal(error)) => return Err(error),
     };
@@ -409,7 +436,7 @@ fn make(candidate: &Candidate, made: &Path, work: &Path) -> Result<Record> {
             Err(Trouble::Fatal(error)) => return Err(error),
         }
     }
-    Ok(record)
+    Ok(Some(record))
 }
 
 fn wheels(answer: &Answer) -> Vec<PathBuf> {

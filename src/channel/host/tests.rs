@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, OnceLock};
 
 fn options(cache: &Path, interpreter: Option<PathBuf>) -> HostOptions {
-    HostOptions { cache_dir: cache.to_path_buf(), interpreter, path_env: None, home: None }
+    HostOptions { cache_dir: cache.to_path_buf(), interpreter, path_env: None, home: None, wanted: Vec::new() }
 }
 
 /// A channel made once for all tests from TARE_HOST_PYTHON, or from the first interpreter found that can be relocated.
@@ -312,11 +312,13 @@ fn without_a_usable_interpreter_each_is_named_with_the_reason() {
     insta::assert_snapshot!(fixed(error), @r"
     `ROOT/bin/python3` (TARE_HOST_PYTHON) is no interpreter for the `host` channel: Too many levels of symbolic links (os error 40)
     set TARE_HOST_PYTHON to the python3 executable of a CPython installation, or unset it to search for one
+    or take Python from conda-forge: envs/quickstart-conda.yml
     ");
     let missing = options(&root.join("cache"), Some(root.join("nowhere")));
     insta::assert_snapshot!(fixed(materialize(&missing, &Silent).unwrap_err()), @r"
     `ROOT/nowhere` (TARE_HOST_PYTHON) is no interpreter for the `host` channel: No such file or directory (os error 2)
     set TARE_HOST_PYTHON to the python3 executable of a CPython installation, or unset it to search for one
+    or take Python from conda-forge: envs/quickstart-conda.yml
     ");
 }
 

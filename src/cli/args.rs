@@ -1,0 +1,685 @@
+//! The command line. Doc comments are the help texts and the CLI reference.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+
+use crate::ui::ColorChoice;
+
+/// Reproducible Python and PyTorch/CUDA environments, weighed before they are used.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tare",
+    version,
+    propagate_version = true,
+    disable_help_subcommand = true,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 ok, 1 failure, 2 usage, 3 unsatisfiable, 4 drift, 5 verification failed, 6 GPU check failed, 7 network or offline, 8 a required check could not run."
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Global options")]
+pub struct Global {
+    /// Print one JSON document on stdout, also for errors
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Print errors only
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Print more; twice for debug logs, three times for traces
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Use only what is in the cache or on this machine
+    #[arg(long, global = true, env = "TARE_OFFLINE", value_parser = clap::builder::FalseyValueParser::new(), action = clap::ArgAction::SetTrue)]
+    pub offline: bool,
+    /// When to use colours
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
+    pub color: ColorChoice,
+    /// Append debug logs to FILE
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub log_file: Option<PathBuf>,
+    /// Read no configuration files
+    #[arg(long, global = true)]
+    pub no_config: bool,
+    /// Read tare's configuration from FILE instead of the usual place
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, env = "TARE_CONFIG")]
+    pub config_file: Option<PathBuf>,
+    /// Folder whose `envs` holds the `-n NAME` environments
+    #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath, env = "TARE_ROOT")]
+    pub root: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Create(Box<CreateArgs>),
+    Install(Box<InstallArgs>),
+    Lock(Box<LockArgs>),
+    Sync(Box<SyncArgs>),
+    List(ListArgs),
+    Export(ExportArgs),
+    Convert(ConvertArgs),
+    Verify(VerifyArgs),
+    Diff(DiffArgs),
+    #[command(subcommand)]
+    Env(EnvCommand),
+    Run(RunArgs),
+    ShellHook(ShellHookArgs),
+    Info(InfoArgs),
+    Search(SearchArgs),
+    Why(WhyArgs),
+    Config(ConfigArgs),
+    Clean(CleanArgs),
+    #[command(subcommand)]
+    Auth(AuthCommand),
+    #[command(subcommand)]
+    Gpu(super::gpu::GpuCommand),
+    Completions(CompletionsArgs),
+    /// Detects the GPU driver in a process of its own, so that a crash or a hang of a driver library stays there
+    #[command(name = "__detect-gpu", hide = true)]
+    DetectGpu {
+        /// The route to ask
+        route: String,
+    },
+}
+
+/// An environment by name or by path.
+#[derive(Debug, Clone, Default, Args)]
+pub struct EnvironmentArgs {
+    /// Name of the environment
+    #[arg(short, long, value_name = "NAME", conflicts_with = "prefix")]
+    pub name: Option<String>,
+    /// Path of the environment
+    #[arg(short, long, value_name = "PATH", value_hint = ValueHint::DirPath)]
+    pub prefix: Option<PathBuf>,
+}
+
+/// Where packages come from.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Channels")]
+pub struct ChannelArgs {
+    /// Channel to search, in priority order: a name, URL, folder, or `host`; can be repeated
+    #[arg(short, long = "channel", value_name = "CHANNEL")]
+    pub channels: Vec<String>,
+    /// Use only the channels given with `-c`, or in the files where none is given
+    #[arg(long)]
+    pub override_channels: bool,
+    /// How channel order limits the choice of packages
+    #[arg(long, value_enum, value_name = "MODE", conflicts_with_all = ["strict_channel_priority", "no_channel_priority"])]
+    pub channel_priority: Option<PriorityArg>,
+    /// Same as `--channel-priority strict`
+    #[arg(long, hide = true, conflicts_with = "no_channel_priority")]
+    pub strict_channel_priority: bool,
+    /// Same as `--channel-priority disabled`
+    #[arg(long, hide = true)]
+    pub no_channel_priority: bool,
+    /// Ignore packages uploaded after this time (a date, an RFC 3339 time, or an age such as `7d`)
+    #[arg(long, value_name = "TIME")]
+    pub exclude_newer: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PriorityArg {
+    /// Strict, and flexible with a warning where strict has no solution
+    Auto,
+    /// A package comes from the first channel that has it
+    Strict,
+    /// Earlier channels are preferred
+    Flexible,
+    /// Channel order does not matter
+    Disabled,
+}
+
+/// The machine the environment is for.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Machine")]
+pub struct TargetArgs {
+    /// Solve for another platform, such as linux-aarch64
+    #[arg(long, alias = "subdir", value_name = "PLATFORM")]
+    pub platform: Option<String>,
+    /// Assume a driver that supports this CUDA version, such as 12.6
+    #[arg(long, value_name = "VERSION")]
+    pub cuda: Option<String>,
+    /// Assume a virtual package instead of detecting it; can be repeated
+    #[arg(long = "virtual-package", value_name = "NAME=VERSION[=BUILD]")]
+    pub virtual_packages: Vec<String>,
+    /// auto: take the driver as it is; require: refuse CPU builds; none: solve without a GPU
+    #[arg(long, value_enum, value_name = "INTENT")]
+    pub gpu: Option<GpuArg>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum GpuArg {
+    Auto,
+    Require,
+    None,
+}
+
+/// How packages are put into the environment.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Installation")]
+pub struct LinkArgs {
+    /// How files get from the cache into the environment
+    #[arg(long, value_enum, value_name = "MODE", conflicts_with = "copy")]
+    pub link_mode: Option<LinkModeArg>,
+    /// Same as `--link-mode copy`
+    #[arg(long)]
+    pub copy: bool,
+    /// Do not compile Python files
+    #[arg(long)]
+    pub no_compile: bool,
+    /// Let a later package overwrite files of an earlier one
+    #[arg(long)]
+    pub clobber: bool,
+    /// Run the link scripts of this package; can be repeated
+    #[arg(long = "allow-link-script", value_name = "PACKAGE")]
+    pub allow_link_scripts: Vec<String>,
+    /// Seconds to wait for another process that is changing the environment
+    #[arg(long, value_name = "SECONDS")]
+    pub lock_timeout: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LinkModeArg {
+    /// Reflink, else hard link, else copy
+    Auto,
+    Reflink,
+    Hardlink,
+    Copy,
+    Symlink,
+}
+
+/// Create an environment from match specs or files
+///
+/// Examples:
+///   tare create -f environment.yml
+///   tare create -n train -c conda-forge python=3.11 pytorch-gpu
+///   tare create -n ci --platform linux-64 --cuda 12.6 --dry-run --json -f environment.yml
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct CreateArgs {
+    /// Match specs, such as `python=3.11` or `conda-forge::numpy>=2`
+    #[arg(value_name = "SPEC")]
+    pub specs: Vec<String>,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// environment.yml, list of match specs or @EXPLICIT list: a path, an http(s) URL, or `-` for stdin; can be repeated
+    #[arg(short, long = "file", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub files: Vec<String>,
+    /// Install what this lock says, without solving: tare.lock, pixi.lock, conda-lock.yml or an @EXPLICIT list. With `-f`, the lock must satisfy the files
+    #[arg(long, value_name = "LOCK", value_hint = ValueHint::FilePath)]
+    pub lock: Option<PathBuf>,
+    /// Same as `--lock tare.lock`
+    #[arg(long, conflicts_with = "lock")]
+    pub locked: bool,
+    /// Print what would be done
+    #[arg(short, long)]
+    pub dry_run: bool,
+    /// Accepted for scripts written for conda: tare never asks
+    #[arg(short, long)]
+    pub yes: bool,
+    /// Replace an existing environment that differs
+    #[arg(long)]
+    pub force: bool,
+    /// Skip the `pip:` sections of the files
+    #[arg(long)]
+    pub no_pip: bool,
+    /// Leave out the packages that the configuration adds to each new environment
+    #[arg(long)]
+    pub no_default_packages: bool,
+    #[command(flatten)]
+    pub channels: ChannelArgs,
+    #[command(flatten)]
+    pub target: TargetArgs,
+    #[command(flatten)]
+    pub link: LinkArgs,
+}
+
+/// Plan the installation of packages into an existing environment (only `--dry-run` for now)
+#[derive(Debug, Clone, Args)]
+pub struct InstallArgs {
+    /// Match specs
+    #[arg(value_name = "SPEC", required = true)]
+    pub specs: Vec<String>,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Print what would be done
+    #[arg(short, long)]
+    pub dry_run: bool,
+    /// Accepted for scripts written for conda: tare never asks
+    #[arg(short, long)]
+    pub yes: bool,
+    #[command(flatten)]
+    pub channels: ChannelArgs,
+    #[command(flatten)]
+    pub target: TargetArgs,
+}
+
+/// Lock the exact packages of an environment, for one or more platforms
+///
+/// The lock is a pixi.lock (version 7) with one more map, `tare:`. What an older lock at the same place holds is kept where the request allows.
+/// With `--check`, nothing is solved or fetched: the exit code is 0 if the lock still satisfies the files and 4 if it does not.
+///
+/// Examples:
+///   tare lock -f environment.yml
+///   tare lock -f environment.yml --platform linux-64 --platform osx-arm64 --cuda 12.6
+///   tare lock -f environment.yml --update numpy
+///   tare lock --check -f environment.yml
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct LockArgs {
+    /// Match specs; with `--check`, the lock to check [default: tare.lock]
+    #[arg(value_name = "SPEC")]
+    pub specs: Vec<String>,
+    /// environment.yml, list of match specs or @EXPLICIT list: a path, an http(s) URL, or `-` for stdin; can be repeated
+    #[arg(short, long = "file", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub files: Vec<String>,
+    /// The lock to write
+    #[arg(short, long, value_name = "LOCK", default_value = "tare.lock", value_hint = ValueHint::FilePath)]
+    pub output: PathBuf,
+    /// Only check whether the lock still satisfies the files
+    #[arg(long, conflicts_with_all = ["update", "upgrade", "dry_run"])]
+    pub check: bool,
+    /// Let this package move to its newest version; can be repeated
+    #[arg(long, value_name = "PACKAGE", conflicts_with = "upgrade")]
+    pub update: Vec<String>,
+    /// Let every package move to its newest version
+    #[arg(long)]
+    pub upgrade: bool,
+    /// With `--check`: the environment of a pixi.lock
+    #[arg(long, value_name = "NAME", requires = "check")]
+    pub environment: Option<String>,
+    /// Leave out the `pip:` sections of the files
+    #[arg(long)]
+    pub no_pip: bool,
+    /// Print what would change and write nothing
+    #[arg(short, long)]
+    pub dry_run: bool,
+    /// Platform to lock for, such as linux-64; can be repeated [default: those of the file, else of the older lock, else this machine's]
+    #[arg(long = "platform", alias = "subdir", value_name = "PLATFORM", help_heading = "Machine")]
+    pub platforms: Vec<String>,
+    /// Assume a driver that supports this CUDA version, such as 12.6
+    #[arg(long, value_name = "VERSION", help_heading = "Machine")]
+    pub cuda: Option<String>,
+    /// Assume a virtual package instead of detecting it; can be repeated
+    #[arg(long = "virtual-package", value_name = "NAME=VERSION[=BUILD]", help_heading = "Machine")]
+    pub virtual_packages: Vec<String>,
+    /// auto: take the driver as it is; require: refuse CPU builds; none: lock without a GPU
+    #[arg(long, value_enum, value_name = "INTENT", help_heading = "Machine")]
+    pub gpu: Option<GpuArg>,
+    #[command(flatten)]
+    pub channels: ChannelArgs,
+}
+
+/// Make an environment exactly what a lock says
+///
+/// No solver runs. An environment that is there already is exchanged as a whole; where it is what the lock says, nothing is done.
+///
+/// Examples:
+///   tare sync -n train
+///   tare sync -p ./env conda-lock.yml
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct SyncArgs {
+    /// tare.lock, pixi.lock, conda-lock.yml or an @EXPLICIT list
+    #[arg(value_name = "LOCK", default_value = "tare.lock", value_hint = ValueHint::FilePath)]
+    pub lock: PathBuf,
+    #[command(flatten)]
+    pub target: EnvironmentArgs,
+    /// Which environment of a pixi.lock [default: `default`, or the only one]
+    #[arg(long, value_name = "NAME")]
+    pub environment: Option<String>,
+    /// Which platform of the lock, by its name there [default: this machine's]
+    #[arg(long, alias = "subdir", value_name = "PLATFORM")]
+    pub platform: Option<String>,
+    /// Category of a conda-lock file; can be repeated [default: main and dev]
+    #[arg(long = "category", value_name = "CATEGORY")]
+    pub categories: Vec<String>,
+    /// Skip the PyPI half of the lock
+    #[arg(long)]
+    pub no_pip: bool,
+    /// Replace an environment even if files in it belong to no package: they are lost
+    #[arg(long)]
+    pub force: bool,
+    /// Print what would be done
+    #[arg(short, long)]
+    pub dry_run: bool,
+    /// Accepted for scripts written for conda: tare never asks
+    #[arg(short, long)]
+    pub yes: bool,
+    #[command(flatten)]
+    pub link: LinkArgs,
+}
+
+/// List the packages of an environment
+#[derive(Debug, Clone, Args)]
+pub struct ListArgs {
+    /// Only packages whose name matches this regular expression
+    #[arg(value_name = "REGEX")]
+    pub pattern: Option<String>,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Print an @EXPLICIT list
+    #[arg(long, conflicts_with_all = ["export", "revisions", "canonical"])]
+    pub explicit: bool,
+    /// With `--explicit`: add MD5 sums
+    #[arg(long, requires = "explicit", conflicts_with = "sha256")]
+    pub md5: bool,
+    /// With `--explicit`: add SHA-256 sums
+    #[arg(long, requires = "explicit")]
+    pub sha256: bool,
+    /// Print `name=version=build` lines
+    #[arg(short, long, conflicts_with = "revisions")]
+    pub export: bool,
+    /// Print the history of the environment
+    #[arg(short, long)]
+    pub revisions: bool,
+    /// Print `channel/platform::name-version-build` lines
+    #[arg(short, long, conflicts_with_all = ["export", "revisions"])]
+    pub canonical: bool,
+    /// Columns of the table, separated by commas: arch, build, build_number, channel, channel_name, constrains, depends, dist_str, license, md5, name, platform, sha256, size, subdir, timestamp, url, version
+    #[arg(long, value_name = "FIELDS", value_delimiter = ',')]
+    pub fields: Vec<String>,
+    /// Last name first
+    #[arg(long)]
+    pub reverse: bool,
+    /// Match the whole name
+    #[arg(short, long, short_alias = 'F')]
+    pub full_name: bool,
+    /// Leave out packages that pip installed
+    #[arg(long)]
+    pub no_pip: bool,
+}
+
+/// Write an environment or a lock in the format of another tool
+///
+/// Examples:
+///   tare export -n train > environment.yml
+///   tare export -n train --requested --pin-versions
+///   tare export -n train --format explicit --sha256 -o explicit.txt
+///   tare export tare.lock --format dockerfile -o Dockerfile
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct ExportArgs {
+    /// A lock instead of an environment
+    #[arg(value_name = "LOCK", value_hint = ValueHint::FilePath, conflicts_with_all = ["name", "prefix"])]
+    pub lock: Option<PathBuf>,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// environment-yaml, environment-json, explicit, requirements, pip, conda-lock, pixi, pylock, dockerfile, apptainer, cyclonedx or spdx [default: from the name of the output, else environment-yaml]
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<String>,
+    #[command(flatten)]
+    pub output: OutputArgs,
+    #[command(flatten)]
+    pub shape: ExportShapeArgs,
+}
+
+/// Where an export goes.
+#[derive(Debug, Clone, Default, Args)]
+pub struct OutputArgs {
+    /// Write to FILE instead of stdout
+    #[arg(short, long, short_alias = 'f', alias = "file", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+}
+
+/// What an export holds.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ExportShapeArgs {
+    /// Leave out build strings
+    #[arg(long)]
+    pub no_builds: bool,
+    /// Only the match specs of the history, as conda does
+    #[arg(long, conflicts_with = "requested")]
+    pub from_history: bool,
+    /// What was asked for, with channels and the Python packages
+    #[arg(long)]
+    pub requested: bool,
+    /// With `--requested`: add versions where none was asked for
+    #[arg(long, requires = "requested")]
+    pub pin_versions: bool,
+    /// Write repositories, URLs and folders of Python packages instead of their versions
+    #[arg(long)]
+    pub direct_urls: bool,
+    /// Leave out the path of the environment
+    #[arg(long)]
+    pub no_prefix: bool,
+    /// explicit: add MD5 sums
+    #[arg(long, conflicts_with = "sha256")]
+    pub md5: bool,
+    /// explicit: add SHA-256 sums
+    #[arg(long)]
+    pub sha256: bool,
+    /// Platform of a lock for several [default: this machine's]
+    #[arg(long, alias = "subdir", value_name = "PLATFORM")]
+    pub platform: Option<String>,
+    /// Version of CycloneDX: 1.5 or 1.6
+    #[arg(long, value_name = "VERSION", default_value = "1.6", value_parser = ["1.5", "1.6"])]
+    pub cyclonedx_version: String,
+}
+
+/// Write a lock, list or environment in another format, without network
+#[derive(Debug, Clone, Args)]
+pub struct ConvertArgs {
+    /// tare.lock, pixi.lock, conda-lock.yml, @EXPLICIT list, pylock.toml, or the folder of an environment
+    #[arg(value_name = "FROM", value_hint = ValueHint::AnyPath)]
+    pub from: PathBuf,
+    /// Format to write [default: from the name of the output]
+    #[arg(long, value_name = "FORMAT", required_unless_present = "output")]
+    pub to: Option<String>,
+    #[command(flatten)]
+    pub output: OutputArgs,
+    #[command(flatten)]
+    pub shape: ExportShapeArgs,
+}
+
+/// Check every file of an environment against what its packages say
+///
+/// Exit code 0 if all is as installed, 5 if not.
+#[derive(Debug, Clone, Args)]
+pub struct VerifyArgs {
+    /// Also compare the packages with this lock
+    #[arg(value_name = "LOCK", value_hint = ValueHint::FilePath)]
+    pub lock: Option<PathBuf>,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Do not look for files that belong to no package
+    #[arg(long)]
+    pub no_extra: bool,
+}
+
+/// Compare two of environments, locks and environment files
+///
+/// Exit code 0 if they are equal, 4 if not.
+#[derive(Debug, Clone, Args)]
+pub struct DiffArgs {
+    /// Name or folder of an environment, a lock, or an environment.yml
+    #[arg(value_name = "A", value_hint = ValueHint::AnyPath)]
+    pub a: String,
+    /// The same
+    #[arg(value_name = "B", value_hint = ValueHint::AnyPath)]
+    pub b: String,
+    /// Print a table for a pull request
+    #[arg(long)]
+    pub markdown: bool,
+    /// Compare this platform of locks only
+    #[arg(long, alias = "subdir", value_name = "PLATFORM")]
+    pub platform: Option<String>,
+}
+
+/// Manage environments
+#[derive(Debug, Subcommand)]
+pub enum EnvCommand {
+    /// Same as `tare create`
+    Create(Box<CreateArgs>),
+    /// Same as `tare export`
+    Export(Box<ExportArgs>),
+    /// List the known environments
+    List,
+}
+
+/// Run a command in an environment
+///
+/// The exit code is the command's (128 + signal number where a signal ended it); 125 when tare fails, 126 when the
+/// command cannot be executed, 127 when it does not exist.
+#[derive(Debug, Clone, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Working directory
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub cwd: Option<PathBuf>,
+    /// Set a variable for the command; can be repeated
+    #[arg(short, long = "env", value_name = "NAME=VALUE")]
+    pub env: Vec<String>,
+    /// Start from an almost empty environment instead of the caller's
+    #[arg(long)]
+    pub clean_env: bool,
+    /// Accepted for scripts written for conda: output is never captured
+    #[arg(short = 's', long, alias = "live-stream", hide = true)]
+    pub no_capture_output: bool,
+    /// The command and its arguments
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<std::ffi::OsString>,
+}
+
+/// Print the script that activates an environment
+#[derive(Debug, Clone, Args)]
+pub struct ShellHookArgs {
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Shell the script is for [default: the calling shell, else bash]
+    #[arg(short, long, value_name = "SHELL")]
+    pub shell: Option<String>,
+}
+
+/// Show what tare knows of this machine, its configuration and its caches
+#[derive(Debug, Clone, Args)]
+pub struct InfoArgs {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Also list the known environments
+    #[arg(short, long)]
+    pub envs: bool,
+}
+
+/// Search the channels for packages
+#[derive(Debug, Clone, Args)]
+pub struct SearchArgs {
+    /// Match spec; `*` is allowed in the name
+    #[arg(value_name = "SPEC")]
+    pub spec: String,
+    /// Show every build with its dependencies
+    #[arg(short, long)]
+    pub info: bool,
+    /// Show at most this many versions (0: all)
+    #[arg(long, value_name = "COUNT", default_value_t = 20)]
+    pub limit: usize,
+    #[command(flatten)]
+    pub channels: ChannelArgs,
+    #[command(flatten)]
+    pub target: TargetArgs,
+}
+
+/// Explain why a package is in an environment
+#[derive(Debug, Clone, Args)]
+pub struct WhyArgs {
+    /// Name of the package
+    #[arg(value_name = "PACKAGE")]
+    pub package: String,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Show every path, not only the shortest ones
+    #[arg(short, long)]
+    pub all: bool,
+}
+
+/// Show or change the configuration
+#[derive(Debug, Clone, Args)]
+pub struct ConfigArgs {
+    #[command(subcommand)]
+    pub command: Option<ConfigCommand>,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub enum ConfigCommand {
+    /// Show every value with its source
+    List {
+        /// Only this key
+        key: Option<String>,
+    },
+    /// Set a value in tare's configuration file
+    Set { key: String, value: String },
+    /// Add a value to a list in tare's configuration file
+    Append { key: String, value: String },
+    /// Remove a value from tare's configuration file
+    Unset { key: String },
+    /// Print the path of tare's configuration file
+    Path,
+}
+
+/// Remove caches and leftovers
+#[derive(Debug, Clone, Args)]
+pub struct CleanArgs {
+    /// Everything below
+    #[arg(short, long)]
+    pub all: bool,
+    /// Unused packages
+    #[arg(short, long)]
+    pub packages: bool,
+    /// Every package, also those that environments are linked to
+    #[arg(long)]
+    pub force_packages: bool,
+    /// Repodata
+    #[arg(short = 'i', long, alias = "index-cache")]
+    pub repodata: bool,
+    /// The host channel
+    #[arg(long)]
+    pub host: bool,
+    /// Leftovers of killed runs
+    #[arg(long, alias = "tempfiles")]
+    pub leftovers: bool,
+    /// Print what would be removed
+    #[arg(short, long)]
+    pub dry_run: bool,
+    /// Accepted for scripts written for conda: tare never asks
+    #[arg(short, long)]
+    pub yes: bool,
+}
+
+/// Manage credentials for channels
+#[derive(Debug, Clone, Subcommand)]
+pub enum AuthCommand {
+    /// Store credentials for a host
+    Login {
+        /// Host, such as `repo.example.com` or `*.example.com`
+        host: String,
+        /// Bearer token; `-` reads it from stdin
+        #[arg(long, value_name = "TOKEN", conflicts_with_all = ["conda_token", "username"])]
+        token: Option<String>,
+        /// Token of the `/t/TOKEN/` kind; `-` reads it from stdin
+        #[arg(long, value_name = "TOKEN", conflicts_with = "username")]
+        conda_token: Option<String>,
+        /// User name for basic authentication
+        #[arg(short, long, value_name = "NAME", requires = "password")]
+        username: Option<String>,
+        /// Password for basic authentication; `-` reads it from stdin
+        #[arg(long, value_name = "PASSWORD", requires = "username")]
+        password: Option<String>,
+    },
+    /// Forget the credentials for a host
+    Logout { host: String },
+}
+
+/// Print a completion script
+#[derive(Debug, Clone, Args)]
+pub struct CompletionsArgs {
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}

@@ -1,0 +1,125 @@
+//! `tare create`
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::args::CreateArgs;
+use super::context::{Context, inputs, link_mode};
+use crate::create::{self, Options, Outcome, Planned};
+use crate::error::Result;
+use crate::install::{Cancel, Installed, LinkMode};
+use crate::resolve::count;
+use crate::ui::{human_bytes, table};
+
+pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
+    if args.locked || args.lock.is_some() {
+        return super::sync::create(args, context).await;
+    }
+    let mut request = inputs(&args.specs, &args.files, &args.channels, &args.target);
+    request.no_pip = args.no_pip;
+    request.default_packages = !args.no_default_packages;
+    request.target_given = args.environment.name.is_some() || args.environment.prefix.is_some();
+    let options = Options {
+        name: args.environment.name.clone(),
+        prefix: args.environment.prefix.clone(),
+        dry_run: args.dry_run,
+        force: args.force,
+        link_mode: args.link.link_mode.map(link_mode).or(args.link.copy.then_some(LinkMode::Copy)),
+        no_compile: args.link.no_compile,
+        clobber: args.link.clobber,
+        allow_link_scripts: args.link.allow_link_scripts.clone(),
+        lock_timeout: args.link.lock_timeout.map(Duration::from_secs),
+        command: std::env::args().collect(),
+        cancel: Cancel::new(),
+    };
+    let printer = context.printer;
+    match create::create(&request, &options, &context.settings, printer.progress()).await? {
+        Outcome::Same { prefix } => {
+            let message = format!("`{}` is already as asked: nothing to do", prefix.display());
+            printer.note(&message);
+            printer.json(&json!({ "message": message, "prefix": prefix, "changed": false }));
+        }
+        Outcome::Planned(planned) => {
+            printer.data(&plan_text(&planned));
+            printer.json(&create::plan_json(&planned, true));
+        }
+        Outcome::Created(planned, installed) => {
+            let environment = match &args.environment.prefix {
+                Some(_) => format!("-p {}", quoted(&installed.prefix.display().to_string())),
+                None => match name_of(&installed.prefix, context) {
+                    Some(name) => format!("-n {name}"),
+                    None => format!("-p {}", quoted(&installed.prefix.display().to_string())),
+                },
+            };
+            printer.note(&summary(&installed));
+            printer.note(&format!("to use it: tare run {environment} COMMAND, or eval \"$(tare shell-hook {environment})\""));
+            let mut document = create::plan_json(&planned, false);
+            document["changed"] = json!(true);
+            document["installed"] = json!(*installed);
+            printer.json(&document);
+        }
+    }
+    Ok(0)
+}
+
+/// The name of an environment that lies in the first environments folder.
+pub(super) fn name_of(prefix: &std::path::Path, context: &Context<'_>) -> Option<String> {
+    let folder = context.settings.envs_dirs.value.first()?;
+    let folder = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
+    let parent = std::fs::canonicalize(prefix.parent()?).ok()?;
+    (parent == folder).then(|| prefix.file_name().map(|name| name.to_string_lossy().into_owned())).flatten()
+}
+
+pub(super) fn quoted(text: &str) -> String {
+    if text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-+@%".contains(c)) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+pub(super) fn summary(installed: &Installed) -> String {
+    let seconds = installed.seconds;
+    let mut text = format!("created `{}`: {}", installed.prefix.display(), count(installed.linked, "package"));
+    let modes: Vec<String> = installed.link_modes.iter().map(|(_, mode)| mode.to_string()).collect();
+    if !modes.is_empty() {
+        text.push_str(&format!(" by {}", modes.join(" and ")));
+    }
+    if installed.compiled > 0 {
+        text.push_str(&format!(", {} compiled", count(installed.compiled, "Python file")));
+    }
+    text.push_str(&format!(", in {:.1} s", seconds.lock + seconds.fetch + seconds.link + seconds.compile + seconds.finish));
+    if let Some(why) = &installed.not_compiled {
+        text.push_str(&format!("; Python files were not compiled: {why}"));
+    }
+    text
+}
+
+/// The plan for people.
+pub fn plan_text(planned: &Planned) -> String {
+    let mut rows = vec![["package", "version", "build", "channel", "size"].map(str::to_owned).to_vec()];
+    let mut total = 0;
+    let mut records: Vec<_> = planned.resolved.records.iter().collect();
+    records.sort_by(|a, b| a.package_record.name.as_normalized().cmp(b.package_record.name.as_normalized()));
+    for record in records {
+        let package = &record.package_record;
+        total += package.size.unwrap_or(0);
+        rows.push(vec![
+            package.name.as_normalized().to_owned(),
+            package.version.to_string(),
+            package.build.to_string(),
+            crate::install::channel_name(record),
+            package.size.map(human_bytes).unwrap_or_default(),
+        ]);
+    }
+    let packages = rows.len() - 1;
+    format!(
+        "would create {} for {}: {}, {}\n\n{}",
+        planned.prefix.display(),
+        planned.prepared.target.subdir,
+        count(packages, "package"),
+        human_bytes(total),
+        table::columns(&rows, &[4])
+    )
+}

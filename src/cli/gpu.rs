@@ -1,0 +1,230 @@
+//! `tare gpu`
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+use serde_json::json;
+
+use crate::error::{Error, Result};
+use crate::gpu::alloc::TorchVersion;
+use crate::gpu::simulate;
+use crate::gpu::summary::{self, html};
+use crate::gpu::trace::{self, Snapshot, report, whatif};
+use crate::ui::Printer;
+
+/// Explain and predict GPU memory; no GPU is needed
+#[derive(Debug, Subcommand)]
+pub enum GpuCommand {
+    Replay(ReplayArgs),
+    Whatif(WhatifArgs),
+    Summary(SummaryArgs),
+    Simulate(SimulateArgs),
+}
+
+/// Which recording, and how it is read.
+#[derive(Debug, Args)]
+pub struct SnapshotArgs {
+    /// File written by `torch.cuda.memory._dump_snapshot`, or the same as JSON
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// Device to look at [default: the one with most events]
+    #[arg(long, value_name = "ORDINAL")]
+    pub device: Option<u32>,
+    /// Rules of this torch version [default: those that reproduce the recording best]
+    #[arg(long, value_name = "VERSION")]
+    pub torch: Option<String>,
+}
+
+/// Replay a recorded snapshot through the allocator: how exact is the model, and who held the memory
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    #[command(flatten)]
+    pub snapshot: SnapshotArgs,
+    /// Show this many holders and segments
+    #[arg(long, value_name = "COUNT", default_value_t = 10)]
+    pub top: usize,
+}
+
+/// Predict what other settings or another card would have done with a recorded run
+///
+/// Examples:
+///   tare gpu whatif run.pickle --conf expandable_segments:True --conf max_split_size_mb:128
+///   tare gpu whatif run.pickle --capacity 24GiB --sweep
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub struct WhatifArgs {
+    #[command(flatten)]
+    pub snapshot: SnapshotArgs,
+    /// Settings as for PYTORCH_CUDA_ALLOC_CONF; can be repeated
+    #[arg(long = "conf", value_name = "SETTINGS")]
+    pub confs: Vec<String>,
+    /// Memory of the card that the process can use, such as 24GiB
+    #[arg(long, value_name = "SIZE")]
+    pub capacity: Option<String>,
+    /// Search the settings and recommend one line
+    #[arg(long)]
+    pub sweep: bool,
+    /// The answer is for WSL2
+    #[arg(long)]
+    pub wsl2: bool,
+}
+
+/// Say what holds the memory of a snapshot, and why the rest is not free
+#[derive(Debug, Args)]
+pub struct SummaryArgs {
+    /// File written by `torch.cuda.memory._dump_snapshot`, or the same as JSON
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// Only this device
+    #[arg(long, value_name = "ORDINAL")]
+    pub device: Option<u32>,
+    /// Show this many holders and segments
+    #[arg(long, value_name = "COUNT", default_value_t = 10)]
+    pub top: usize,
+    /// Write a page for a browser: memory over time, segments at any moment, holders; it needs no network
+    #[arg(long, value_name = "OUT", value_hint = ValueHint::FilePath)]
+    pub html: Option<PathBuf>,
+    /// With `--html`: compare these settings on the page; can be repeated
+    #[arg(long = "conf", value_name = "SETTINGS", requires = "html")]
+    pub confs: Vec<String>,
+}
+
+/// Run a scripted scenario on a simulated GPU, as written and with other settings
+#[derive(Debug, Args)]
+pub struct SimulateArgs {
+    /// Scenario file, or the name of one that comes with tare: two-models, training-loop, notebook, serving
+    #[arg(value_name = "SCENARIO")]
+    pub scenario: String,
+    /// Write a page for a browser
+    #[arg(long, value_name = "OUT", value_hint = ValueHint::FilePath)]
+    pub html: Option<PathBuf>,
+    /// Print the scenario instead of running it
+    #[arg(long, conflicts_with = "html")]
+    pub show: bool,
+}
+
+pub fn run(command: GpuCommand, printer: &Printer) -> Result<u8> {
+    match command {
+        GpuCommand::Replay(args) => replay(&args, printer),
+        GpuCommand::Whatif(args) => what_if(&args, printer),
+        GpuCommand::Summary(args) => summarise(&args, printer),
+        GpuCommand::Simulate(args) => simulate(&args, printer),
+    }
+}
+
+fn version(text: Option<&str>) -> Result<Option<TorchVersion>> {
+    text.map(|text| text.parse().map_err(|error| Error::usage(format!("`{text}` is no torch version")).because(error).hint("such as 2.8")))
+        .transpose()
+}
+
+fn open(file: &std::path::Path, device: Option<u32>) -> Result<Snapshot> {
+    let snapshot = trace::open(file, &trace::Limits::default())?;
+    if let Some(device) = device
+        && !snapshot.devices().contains(&device)
+    {
+        let there: Vec<String> = snapshot.devices().iter().map(ToString::to_string).collect();
+        return Err(Error::usage(format!("the snapshot has nothing of device {device}")).hint(format!("it has: {}", there.join(", "))));
+    }
+    Ok(snapshot)
+}
+
+fn replay(args: &ReplayArgs, printer: &Printer) -> Result<u8> {
+    let version = version(args.snapshot.torch.as_deref())?;
+    let snapshot = open(&args.snapshot.file, args.snapshot.device)?;
+    let options = report::ReplayOptions { device: args.snapshot.device, version, config: None, limit: args.top };
+    let report = report::report(&snapshot, &options)?;
+    printer.json(&report);
+    printer.data(&report.text());
+    Ok(0)
+}
+
+fn what_if(args: &WhatifArgs, printer: &Printer) -> Result<u8> {
+    let version = version(args.snapshot.torch.as_deref())?;
+    let capacity = args
+        .capacity
+        .as_deref()
+        .map(|text| {
+            simulate::scenario::parse_size(text)
+                .filter(|bytes| *bytes > 0)
+                .ok_or_else(|| Error::usage(format!("`{text}` is no size")).hint("such as 24GiB, 80000MiB or a number of bytes"))
+        })
+        .transpose()?;
+    let snapshot = open(&args.snapshot.file, args.snapshot.device)?;
+    let mut options = whatif::WhatIfOptions {
+        device: args.snapshot.device,
+        version,
+        confs: args.confs.clone(),
+        capacity,
+        sweep: args.sweep,
+        ..whatif::WhatIfOptions::default()
+    };
+    options.surroundings.wsl2 = args.wsl2;
+    let report = whatif::what_if(&snapshot, &options)?;
+    printer.json(&report);
+    printer.data(&report.text());
+    Ok(0)
+}
+
+fn summarise(args: &SummaryArgs, printer: &Printer) -> Result<u8> {
+    let snapshot = open(&args.file, args.device)?;
+    let options = summary::Options { top: args.top.max(1), device: args.device, ..summary::Options::default() };
+    let summary = summary::summarise(&snapshot, &options);
+    if let Some(out) = &args.html {
+        let compare = if args.confs.is_empty() {
+            Vec::new()
+        } else {
+            let options = whatif::WhatIfOptions { device: args.device, confs: args.confs.clone(), ..whatif::WhatIfOptions::default() };
+            html::Comparison::rows(&whatif::what_if(&snapshot, &options)?)
+        };
+        let title = args.file.file_name().map_or_else(|| "snapshot".into(), |name| name.to_string_lossy());
+        write(out, &html::page(&snapshot, &summary, &title, &compare), printer)?;
+    }
+    printer.json(&summary);
+    printer.data(&summary::text(&summary, args.top.max(1)));
+    Ok(0)
+}
+
+fn simulate(args: &SimulateArgs, printer: &Printer) -> Result<u8> {
+    let (name, text) = match simulate::shipped(&args.scenario) {
+        Some(text) => (args.scenario.clone(), text.to_owned()),
+        None => {
+            let path = std::path::Path::new(&args.scenario);
+            let text = std::fs::read_to_string(path).map_err(|error| {
+                let names: Vec<&str> = simulate::SHIPPED.iter().map(|(name, _)| *name).collect();
+                Error::io("read", path, &error)
+                    .with_kind(crate::error::Kind::Usage)
+                    .hint(format!("scenarios that come with tare: {}", names.join(", ")))
+            })?;
+            (args.scenario.clone(), text)
+        }
+    };
+    let scenario = simulate::parse(&name, &text)?;
+    if args.show {
+        printer.json(&json!({ "scenario": text }));
+        printer.data(&text);
+        return Ok(0);
+    }
+    let report = simulate::run(&scenario)?;
+    if let Some(out) = &args.html {
+        let written = simulate::Variation { name: "as written".into(), conf: None, empty_cache: false, order: None };
+        let (_, snapshot) = simulate::record(&scenario, &written)?;
+        let summary = summary::summarise(&snapshot, &summary::Options::default());
+        write(out, &html::page(&snapshot, &summary, &name, &report.comparisons()), printer)?;
+    }
+    printer.json(&report);
+    printer.data(&simulate::text(&report));
+    for surprise in &report.surprises {
+        printer.warn(surprise, &[]);
+    }
+    Ok(u8::from(!report.surprises.is_empty()))
+}
+
+fn write(out: &std::path::Path, page: &str, printer: &Printer) -> Result<()> {
+    // Whole or not at all: a reader never sees half a page.
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(|error| Error::io("write", out, &error))?;
+    std::io::Write::write_all(&mut file, page.as_bytes()).map_err(|error| Error::io("write", out, &error))?;
+    file.persist(out).map_err(|error| Error::io("write", out, &error.error))?;
+    printer.note(&format!("wrote `{}` ({})", out.display(), crate::ui::human_bytes(page.len() as u64)));
+    Ok(())
+}

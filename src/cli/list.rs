@@ -1,0 +1,58 @@
+//! `tare list`
+
+use serde_json::json;
+
+use super::args::ListArgs;
+use super::context::Context;
+use crate::error::Result;
+use crate::prefix::{self, Hashes, ListOptions, Prefix, Row};
+
+pub fn list(args: &ListArgs, context: &Context<'_>) -> Result<u8> {
+    let prefix = Prefix::open_any(context.locate(&args.environment)?)?;
+    let printer = context.printer;
+    if args.revisions {
+        let revisions = prefix.history()?;
+        if revisions.is_empty() {
+            printer.note("the environment has no history");
+        }
+        printer.json_bare(&prefix::revisions_json(&revisions));
+        printer.data(&prefix::revisions_text(&revisions));
+        return Ok(0);
+    }
+    let platform = context.tool_platform();
+    if args.explicit && !printer.is_json() {
+        let hashes = match (args.md5, args.sha256) {
+            (true, _) => Hashes::Md5,
+            (_, true) => Hashes::Sha256,
+            _ => Hashes::None,
+        };
+        let text = prefix::explicit_text(&prefix, hashes, platform)?;
+        let pip = prefix.pip_distributions();
+        if !pip.is_empty() {
+            let names: Vec<String> = pip.iter().map(|distribution| format!("`{}`", distribution.name)).collect();
+            printer.warn(
+                &format!("an explicit list cannot name what pip installed, and leaves out {}", names.join(", ")),
+                &["tare export has formats that can".to_owned()],
+            );
+        }
+        printer.data(&text);
+        return Ok(0);
+    }
+    let options = ListOptions { pattern: args.pattern.clone(), full_name: args.full_name, no_pip: args.no_pip, reverse: args.reverse };
+    let rows = prefix::rows(&prefix, &options)?;
+    // conda ends this document without a line feed.
+    printer.json_exactly(&json!(rows));
+    if printer.is_json() {
+        return Ok(0);
+    }
+    printer.data(&if args.export {
+        prefix::export_text(&rows, platform)
+    } else if args.canonical {
+        rows.iter().map(|row: &Row| prefix::canonical(row) + "\n").collect()
+    } else if args.fields.is_empty() {
+        prefix::list_text(&prefix, &rows)
+    } else {
+        prefix::list_fields_text(&prefix, &rows, &args.fields)?
+    });
+    Ok(0)
+}

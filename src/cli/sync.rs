@@ -1,0 +1,126 @@
+//! `tare sync` and `tare create --lock`
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::args::{CreateArgs, LinkArgs, SyncArgs};
+use super::context::{Context, link_mode};
+use super::create::{name_of, quoted, summary};
+use crate::error::{Error, Result};
+use crate::install::{Cancel, LinkMode};
+use crate::lock::{self, CheckOptions, SyncOptions, Synced};
+use crate::resolve::count;
+use crate::ui::{human_bytes, table};
+
+pub async fn sync(args: SyncArgs, context: &Context<'_>) -> Result<u8> {
+    let options = SyncOptions {
+        lock: args.lock,
+        name: args.target.name,
+        prefix: args.target.prefix,
+        environment: args.environment,
+        platform: args.platform,
+        categories: args.categories,
+        no_pip: args.no_pip,
+        force: args.force,
+        dry_run: args.dry_run,
+        ..link_options(&args.link)
+    };
+    run(&options, context).await
+}
+
+/// `create --lock LOCK` and `create --locked`: the lock must satisfy the files and specs, if there are any.
+pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
+    let lock = args.lock.clone().unwrap_or_else(|| PathBuf::from("tare.lock"));
+    let target = &args.target;
+    if target.cuda.is_some() || target.gpu.is_some() || !target.virtual_packages.is_empty() {
+        return Err(Error::usage("the machine that a lock is for was decided when it was made")
+            .because("`--cuda`, `--gpu` and `--virtual-package` have no meaning with `--lock`")
+            .hint("lock again: tare lock -f FILE --cuda VERSION"));
+    }
+    if !args.files.is_empty() || !args.specs.is_empty() {
+        let check = CheckOptions {
+            specs: args.specs.clone(),
+            channels: args.channels.channels.clone(),
+            override_channels: args.channels.override_channels,
+            platforms: args.target.platform.clone().into_iter().collect(),
+            no_pip: args.no_pip,
+            lock_name: lock.display().to_string(),
+        };
+        super::lock::check_against(&lock, &check, &args.files, context)?;
+    }
+    let options = SyncOptions {
+        lock,
+        name: args.environment.name.clone(),
+        prefix: args.environment.prefix.clone(),
+        platform: args.target.platform.clone(),
+        no_pip: args.no_pip,
+        force: args.force,
+        only_new: true,
+        dry_run: args.dry_run,
+        ..link_options(&args.link)
+    };
+    run(&options, context).await
+}
+
+fn link_options(link: &LinkArgs) -> SyncOptions {
+    SyncOptions {
+        link_mode: link.link_mode.map(link_mode).or(link.copy.then_some(LinkMode::Copy)),
+        no_compile: link.no_compile,
+        clobber: link.clobber,
+        allow_link_scripts: link.allow_link_scripts.clone(),
+        lock_timeout: link.lock_timeout.map(Duration::from_secs),
+        command: std::env::args().collect(),
+        cancel: Cancel::new(),
+        ..SyncOptions::default()
+    }
+}
+
+async fn run(options: &SyncOptions, context: &Context<'_>) -> Result<u8> {
+    let printer = context.printer;
+    match lock::sync(options, &context.settings, printer.progress()).await? {
+        Synced::Same { prefix } => {
+            let message = format!("`{}` is what the lock says: nothing to do", prefix.display());
+            printer.note(&message);
+            printer.json(&json!({ "message": message, "prefix": prefix, "changed": false }));
+        }
+        Synced::Planned { prefix, platform, records } => {
+            let mut rows = vec![["package", "version", "build", "channel", "size"].map(str::to_owned).to_vec()];
+            for record in &records {
+                let package = &record.package_record;
+                rows.push(vec![
+                    package.name.as_normalized().to_owned(),
+                    package.version.to_string(),
+                    package.build.to_string(),
+                    crate::install::channel_name(record),
+                    package.size.map(human_bytes).unwrap_or_default(),
+                ]);
+            }
+            printer.data(&format!(
+                "would make {} what the lock says for {platform}: {}\n\n{}",
+                prefix.display(),
+                count(records.len(), "package"),
+                table::columns(&rows, &[4])
+            ));
+            let link: Vec<_> = records.iter().map(|record| crate::create::record_json(record, false)).collect();
+            let fetch: Vec<_> = records.iter().map(|record| crate::create::record_json(record, true)).collect();
+            printer.json(&json!({
+                "dry_run": true,
+                "prefix": prefix,
+                "platform": platform,
+                "actions": { "PREFIX": prefix, "FETCH": fetch, "LINK": link },
+            }));
+        }
+        Synced::Done(installed) => {
+            let environment = match name_of(&installed.prefix, context) {
+                Some(name) if options.prefix.is_none() => format!("-n {name}"),
+                _ => format!("-p {}", quoted(&installed.prefix.display().to_string())),
+            };
+            printer.note(&summary(&installed));
+            printer.note(&format!("to use it: tare run {environment} COMMAND, or eval \"$(tare shell-hook {environment})\""));
+            printer.json(&json!({ "prefix": installed.prefix, "changed": true, "installed": *installed }));
+        }
+    }
+    Ok(0)
+}

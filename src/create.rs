@@ -1,0 +1,320 @@
+//! The main job in one call: inputs to an environment, or to the plan of one.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rattler_conda_types::RepoDataRecord;
+use serde_json::{Value, json};
+
+use crate::channel::Session;
+use crate::config::Settings;
+use crate::error::{Error, Result};
+use crate::install::{self, Cancel, ExistingEnvironment, Installed, LinkMode, LinkScripts, Plan, TargetState};
+use crate::prefix::{Places, Which};
+use crate::report::Progress;
+use crate::resolve::{self, Inputs, Prepared, Resolved};
+use crate::solve;
+
+/// What `create` is asked for besides its inputs.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// `-n`.
+    pub name: Option<String>,
+    /// `-p`.
+    pub prefix: Option<PathBuf>,
+    /// Only plan.
+    pub dry_run: bool,
+    /// Replace an environment that differs.
+    pub force: bool,
+    /// How files are linked; else the setting.
+    pub link_mode: Option<LinkMode>,
+    /// Leave out byte code.
+    pub no_compile: bool,
+    /// Let later packages overwrite files of earlier ones.
+    pub clobber: bool,
+    /// Packages whose link scripts may run.
+    pub allow_link_scripts: Vec<String>,
+    /// How long to wait for the prefix lock.
+    pub lock_timeout: Option<Duration>,
+    /// The command line, for the history.
+    pub command: Vec<String>,
+    /// Stops the work.
+    pub cancel: Cancel,
+}
+
+/// What came out.
+pub enum Outcome {
+    /// The environment was there already, made from the same input and intact.
+    Same {
+        /// Where it is.
+        prefix: PathBuf,
+    },
+    /// `--dry-run`.
+    Planned(Box<Planned>),
+    /// It was made.
+    Created(Box<Planned>, Box<Installed>),
+}
+
+/// A solved request and its place.
+pub struct Planned {
+    /// Where.
+    pub prefix: PathBuf,
+    /// The request.
+    pub prepared: Prepared,
+    /// The records.
+    pub resolved: Resolved,
+}
+
+/// Creates an environment. In every case of failure the target is as it was.
+///
+/// # Errors
+/// See [`resolve::prepare`], [`resolve::resolve`] and [`install::create`]; a target that is something else than absent,
+/// an empty folder or the same environment.
+pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, progress: Arc<dyn Progress>) -> Result<Outcome> {
+    let session = Session::open(settings, progress.clone())?;
+    let prepared = resolve::prepare(inputs, settings, &session, &*progress).await?;
+    let prefix = place(options, &prepared, settings)?;
+
+    if !options.dry_run {
+        match install::state_of_target(&prefix)? {
+            TargetState::Environment(existing) => match difference(&existing, &prepared) {
+                None => return Ok(Outcome::Same { prefix }),
+                Some(_) if options.force => {}
+                Some(why) => {
+                    return Err(Error::failure(format!("there already is an environment at `{}`, and it differs", prefix.display()))
+                        .because(why)
+                        .hint("to replace it: --force")
+                        .hint("to make another one: -n NAME"));
+                }
+            },
+            TargetState::Absent | TargetState::EmptyFolder | TargetState::Foreign | TargetState::File => {
+                // Refused now rather than after a long solve.
+                install::accept_target(&prefix, options.force)?;
+            }
+        }
+    }
+
+    let resolved = resolve::resolve(&prepared, Vec::new(), solve::Favor::Newest, inputs, settings, &session, progress.clone()).await?;
+    if let Some(solution) = &resolved.solution {
+        resolve::tell(solution, &*progress);
+    }
+    let planned = Planned { prefix, prepared, resolved };
+    if options.dry_run {
+        return Ok(Outcome::Planned(Box::new(planned)));
+    }
+    let plan = plan(&planned, options, settings)?;
+    match install::create_with(&plan, &session.package_cache, session.client.clone(), progress).await {
+        Ok(installed) => Ok(Outcome::Created(Box::new(planned), Box::new(installed))),
+        Err(error) => {
+            // Another process may have made the very environment while this one waited for its lock.
+            if !options.force
+                && let Ok(TargetState::Environment(existing)) = install::state_of_target(&planned.prefix)
+                && difference(&existing, &planned.prepared).is_none()
+            {
+                return Ok(Outcome::Same { prefix: planned.prefix });
+            }
+            Err(error)
+        }
+    }
+}
+
+/// The plan of adding `inputs` to an environment: what is installed stays as it is where the request allows, and nothing
+/// is taken away. The records are those that would change.
+///
+/// # Errors
+/// No environment at `prefix`; as for [`create`].
+pub async fn plan_install(prefix: &std::path::Path, inputs: &Inputs, settings: &Settings, progress: Arc<dyn Progress>) -> Result<Planned> {
+    let session = Session::open(settings, progress.clone())?;
+    let mut inputs = inputs.clone();
+    inputs.target_given = true;
+    let mut prepared = resolve::prepare(&inputs, settings, &session, &*progress).await?;
+    let installed: Vec<RepoDataRecord> =
+        crate::prefix::Prefix::open(prefix)?.records()?.into_iter().map(|record| record.repodata_record).collect();
+    let mut named = std::collections::BTreeSet::new();
+    for dependency in &prepared.spec.dependencies {
+        if let crate::spec::Dependency::Match { spec, .. } = dependency
+            && let Some(name) = spec.name.as_exact()
+        {
+            named.insert(name.clone());
+        }
+    }
+    for record in &installed {
+        let name = &record.package_record.name;
+        if !named.contains(name) {
+            let text = name.as_normalized().to_owned();
+            let spec = crate::spec::parse_match_spec(&text, None)?;
+            prepared.spec.dependencies.push(crate::spec::Dependency::Match { spec, text, place: None });
+        }
+    }
+    let mut resolved =
+        resolve::resolve(&prepared, installed.clone(), solve::Favor::AllBut(named), &inputs, settings, &session, progress.clone()).await?;
+    if let Some(solution) = &resolved.solution {
+        resolve::tell(solution, &*progress);
+    }
+    resolved.records.retain(|record| {
+        let new = &record.package_record;
+        !installed.iter().any(|old| {
+            let old = &old.package_record;
+            old.name == new.name && old.version == new.version && old.build == new.build
+        })
+    });
+    Ok(Planned { prefix: prefix.to_owned(), prepared, resolved })
+}
+
+fn place(options: &Options, prepared: &Prepared, settings: &Settings) -> Result<PathBuf> {
+    let spec = &prepared.spec;
+    let mut which = Which { name: options.name.clone(), prefix: options.prefix.clone() };
+    if which == Which::default() {
+        which.name.clone_from(&spec.name);
+        if which.name.is_none() {
+            which.prefix.clone_from(&spec.prefix);
+        }
+    }
+    crate::prefix::place_for_new(&which, &places(settings))
+}
+
+/// Where environments are looked for.
+pub fn places(settings: &Settings) -> Places {
+    Places::new(settings.envs_dirs.value.clone(), settings.home.clone(), |name| std::env::var(name).ok())
+}
+
+/// Why the environment is not what the request would make; `None` if it is. Nothing is solved for that: an equal request
+/// is enough, whatever the channels have got since.
+fn difference(existing: &ExistingEnvironment, prepared: &Prepared) -> Option<String> {
+    let Some(stamp) = &existing.stamp else { return Some("it was not made by tare".to_owned()) };
+    if stamp.prefix != existing.prefix {
+        return Some(format!("it was made at `{}` and moved", stamp.prefix.display()));
+    }
+    if stamp.metadata.get("input_digest").and_then(Value::as_str) != Some(&prepared.digest) {
+        return Some("it was made from another input".to_owned());
+    }
+    install::first_damage(&existing.prefix, stamp)
+}
+
+fn plan(planned: &Planned, options: &Options, settings: &Settings) -> Result<Plan> {
+    let prepared = &planned.prepared;
+    let mut plan = Plan::new(&planned.prefix, prepared.target.subdir, planned.resolved.records.clone());
+    plan.requested.clone_from(&planned.resolved.requested);
+    plan.variables.clone_from(&prepared.spec.variables);
+    plan.command.clone_from(&options.command);
+    plan.link_mode = match options.link_mode {
+        Some(mode) => mode,
+        None if settings.always_copy.value => LinkMode::Copy,
+        None => settings
+            .link_mode
+            .value
+            .parse()
+            .map_err(|error: Error| error.because(format!("it was set by {}", settings.link_mode.source)))?,
+    };
+    plan.compile = settings.compile.value && !options.no_compile;
+    plan.clobber = options.clobber;
+    plan.lock_timeout = options.lock_timeout;
+    plan.replace = options.force;
+    plan.concurrency = settings.concurrency.value;
+    plan.cancel = options.cancel.clone();
+    let mut allow = Vec::new();
+    for name in &options.allow_link_scripts {
+        allow.push(name.parse().map_err(|error| Error::usage(format!("`{name}` is no package name")).because(error))?);
+    }
+    plan.link_scripts = LinkScripts { allow };
+    plan.metadata = facts(planned);
+    Ok(plan)
+}
+
+/// What is recorded about how the environment came about.
+fn facts(planned: &Planned) -> Value {
+    let prepared = &planned.prepared;
+    let solution = planned.resolved.solution.as_ref();
+    json!({
+        "input_digest": prepared.digest,
+        "sources": prepared.spec.sources.iter().map(|source| json!({ "name": source.name, "sha256": source.sha256 })).collect::<Vec<_>>(),
+        "channels": prepared.channels.iter().map(|channel| &channel.display).collect::<Vec<_>>(),
+        "channel_priority": solution.map(|solution| solution.priority_used),
+        "channel_priority_fell_back": solution.is_some_and(|solution| solution.priority_fell_back),
+        "exclude_newer": prepared.exclude_newer.map(|time| time.to_string()),
+        "virtual_packages": virtual_packages(prepared),
+        "gpu_intent": prepared.gpu,
+        "gpu": solution.map(|solution| &solution.gpu),
+    })
+}
+
+/// The virtual packages of the target as JSON: name, version, build, provenance, source.
+pub fn virtual_packages(prepared: &Prepared) -> Vec<Value> {
+    virtual_packages_json(&prepared.target)
+}
+
+/// As [`virtual_packages`], of a target.
+pub fn virtual_packages_json(target: &crate::platform::Target) -> Vec<Value> {
+    target
+        .virtual_packages
+        .iter()
+        .map(|package| {
+            json!({
+                "name": package.package.name.as_normalized(),
+                "version": package.package.version.to_string(),
+                "build": package.package.build_string.to_string(),
+                "provenance": package.provenance,
+                "source": package.source,
+            })
+        })
+        .collect()
+}
+
+/// The plan in conda's shape (`actions.FETCH`, `actions.LINK`) plus tare's own keys. FETCH lists every LINK.
+pub fn plan_json(planned: &Planned, dry_run: bool) -> Value {
+    let records = &planned.resolved.records;
+    let prepared = &planned.prepared;
+    let solution = planned.resolved.solution.as_ref();
+    json!({
+        "dry_run": dry_run,
+        "prefix": planned.prefix.display().to_string(),
+        "actions": {
+            "PREFIX": planned.prefix.display().to_string(),
+            "FETCH": records.iter().map(|record| record_json(record, true)).collect::<Vec<_>>(),
+            "LINK": records.iter().map(|record| record_json(record, false)).collect::<Vec<_>>(),
+        },
+        "platform": prepared.target.subdir.as_str(),
+        "channels": prepared.channels.iter().map(|channel| &channel.display).collect::<Vec<_>>(),
+        "channel_priority": solution.map(|solution| solution.priority_used),
+        "virtual_packages": virtual_packages(prepared),
+        "gpu": solution.map(|solution| &solution.gpu),
+        "lints": solution.map(|solution| solution.lints.iter().chain(&solution.preflight).collect::<Vec<_>>()),
+        "total_size": records.iter().filter_map(|record| record.package_record.size).sum::<u64>(),
+    })
+}
+
+/// One record with conda's keys. `fetch`: `channel` is the URL of the subdir (as in conda's FETCH), else the channel's name.
+pub fn record_json(record: &RepoDataRecord, fetch: bool) -> Value {
+    let package = &record.package_record;
+    let file = record.identifier.to_file_name();
+    let dist_name = file.strip_suffix(".conda").or(file.strip_suffix(".tar.bz2")).unwrap_or(&file).to_owned();
+    let url = crate::channel::redact_url(&record.url);
+    let base = url.rsplit_once('/').map_or(url.as_str(), |(base, _)| base).to_owned();
+    let channel_url = base.rsplit_once('/').map_or(base.as_str(), |(channel, _)| channel).to_owned();
+    json!({
+        "name": package.name.as_normalized(),
+        "version": package.version.to_string(),
+        "build": package.build.to_string(),
+        "build_string": package.build.to_string(),
+        "build_number": package.build_number,
+        "channel": if fetch { base } else { install::channel_name(record) },
+        "base_url": channel_url,
+        "url": url,
+        "fn": file,
+        "dist_name": dist_name,
+        "md5": package.md5.map(|hash| hex(&hash)),
+        "sha256": package.sha256.map(|hash| hex(&hash)),
+        "size": package.size,
+        "subdir": package.subdir,
+        "platform": package.subdir,
+        "depends": package.depends,
+        "constrains": package.constrains,
+        "license": package.license,
+        "timestamp": package.timestamp.as_ref().map(|time| time.timestamp_millis()),
+    })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

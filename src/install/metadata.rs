@@ -1,0 +1,589 @@
+//! What is written into `conda-meta`: package records, `history`, `state` and tare's own notes; and `~/.conda/environments.txt`.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use indexmap::IndexMap;
+use rattler_conda_types::prefix_record::PathsEntry;
+use rattler_conda_types::{MatchSpec, Matches, PrefixRecord, RepoDataRecord, Subdir};
+use rattler_environment_digest::environment_digest;
+use rattler_redaction::strip_url_for_serialization;
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+use crate::error::{Error, Result};
+
+/// Version of the layout of `conda-meta/tare/environment.json`.
+pub const STAMP_VERSION: u32 = 1;
+
+/// Where tare's own files lie in a prefix. Nothing of tare is a `.json` directly in `conda-meta`: conda reads every one as a package.
+pub(crate) const TARE_FOLDER: &str = "conda-meta/tare";
+
+/// `conda-meta/tare/environment.json`: what tare knows about an environment that it made. It holds no clock time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Stamp {
+    /// [`STAMP_VERSION`].
+    pub schema_version: u32,
+    /// The version of tare that wrote it.
+    pub tare_version: String,
+    /// The path that the files of the environment were made for. Another place means that the folder was moved.
+    pub prefix: PathBuf,
+    /// The conda platform of the packages.
+    pub subdir: String,
+    /// Digest of the set of packages: name, version, build and hash of each (lower-case hex SHA-256; see `rattler_environment_digest`).
+    pub environment_digest: String,
+    /// Whether the Python files of noarch packages were compiled.
+    pub compiled: bool,
+    /// The match specs the environment was made from.
+    pub requested: Vec<String>,
+    /// SHA-256 of `conda-meta/state`, lower-case hex; `None` if there is none.
+    pub state_sha256: Option<String>,
+    /// Name and size in bytes of each package record in `conda-meta`, sorted by name.
+    pub records: Vec<(String, u64)>,
+    /// Facts of the caller: input digest, target, outcome of the solve.
+    pub metadata: serde_json::Value,
+}
+
+impl Stamp {
+    fn path(prefix: &Path) -> PathBuf {
+        prefix.join(TARE_FOLDER).join("environment.json")
+    }
+
+    /// Reads the stamp of `prefix`; `None` if tare did not make it.
+    ///
+    /// # Errors
+    /// The file is there but cannot be read or understood.
+    pub fn read(prefix: &Path) -> Result<Option<Self>> {
+        let path = Self::path(prefix);
+        let text = match fs_err::read(&path) {
+            Ok(text) => text,
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+            Err(error) => return Err(Error::io("read", &path, &error)),
+        };
+        let stamp: Stamp =
+            serde_json::from_slice(&text).map_err(|error| Error::failure(format!("`{}` is damaged", path.display())).because(error))?;
+        if stamp.schema_version > STAMP_VERSION {
+            return Err(Error::failure(format!("`{}` was written by a newer tare ({})", path.display(), stamp.tare_version)));
+        }
+        Ok(Some(stamp))
+    }
+}
+
+/// The digest of a set of packages, lower-case hex.
+pub fn digest_of(records: &[RepoDataRecord]) -> String {
+    hex(&environment_digest(records))
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// A command line without secrets, as one string; arguments with white space are quoted.
+pub(crate) fn redacted_command(command: &[String]) -> String {
+    let words: Vec<String> = command
+        .iter()
+        .map(|word| {
+            let (key, value) = match word.split_once('=') {
+                Some((key, value)) if key.starts_with('-') => (Some(key), value),
+                _ => (None, word.as_str()),
+            };
+            let value = match Url::parse(value) {
+                Ok(url) if value.contains("://") => {
+                    let stripped = strip_url_for_serialization(&url);
+                    if stripped == url { value.to_owned() } else { stripped.to_string() }
+                }
+                _ => value.to_owned(),
+            };
+            let word = key.map_or_else(|| value.clone(), |key| format!("{key}={value}"));
+            if word.is_empty() || word.contains(|c: char| c.is_whitespace()) {
+                format!("'{}'", word.replace(['\n', '\r'], " "))
+            } else {
+                word
+            }
+        })
+        .collect();
+    words.join(" ")
+}
+
+/// A copy of `record` fit for a file: no credentials in its URLs.
+pub(crate) fn without_secrets(record: &RepoDataRecord) -> RepoDataRecord {
+    let mut record = record.clone();
+    record.url = strip_url_for_serialization(&record.url);
+    if let Some(channel) = &record.channel
+        && let Ok(url) = Url::parse(channel)
+        && channel.contains("://")
+    {
+        let stripped = strip_url_for_serialization(&url);
+        if stripped != url {
+            record.channel = Some(stripped.to_string());
+        }
+    }
+    record
+}
+
+/// The record that goes to `conda-meta/NAME-VERSION-BUILD.json`. It says nothing about the cache it was linked from, nor how or when it was
+/// linked, so that the same lock gives the same bytes.
+#[allow(deprecated)] // conda still reads `requested_spec`
+pub(crate) fn prefix_record(record: &RepoDataRecord, mut paths: Vec<PathsEntry>, requested: &[MatchSpec]) -> PrefixRecord {
+    paths.sort_by(|a, b| a.relative_path.cmp(&b.relative_path));
+    let specs: Vec<String> = requested
+        .iter()
+        .filter(|spec| spec.name.matches(&record.package_record.name) && (spec.name.as_exact().is_some() || spec.matches(record)))
+        .map(ToString::to_string)
+        .collect();
+    let mut made = PrefixRecord::from_repodata_record(without_secrets(record), paths);
+    made.requested_spec = specs.first().cloned();
+    made.requested_specs = specs;
+    made
+}
+
+/// Writes the package records into `conda-meta` of `stage` and returns name and size of each, sorted.
+pub(crate) fn write_records(stage: &Path, records: &[PrefixRecord]) -> Result<Vec<(String, u64)>> {
+    let folder = stage.join("conda-meta");
+    let mut written = records
+        .par_iter()
+        .map(|record| {
+            let name = record.file_name();
+            let path = folder.join(&name);
+            let mut text = serde_json::to_vec_pretty(record)
+                .map_err(|error| Error::failure(format!("cannot write the record of `{name}`")).because(error))?;
+            text.push(b'\n');
+            write_file(&path, &text)?;
+            Ok((name, text.len() as u64))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    written.sort();
+    Ok(written)
+}
+
+/// Writes a file with mode 0644 whatever the umask.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    fs_err::write(path, bytes).map_err(|error| Error::io("write", path, &error))?;
+    set_mode(path, 0o644)
+}
+
+/// Sets the permissions of `path`; nothing on systems without them.
+pub(crate) fn set_mode(path: &Path, mode: u32) -> Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+            .map_err(|error| Error::io("set the permissions of", path, &error))?;
+    }
+    #[cfg(not(unix))]
+    let _ = (path, mode);
+    Ok(())
+}
+
+/// The channel of a record as conda's history names it: a bare name for channels of conda.anaconda.org, else a URL without secrets.
+pub fn channel_name(record: &RepoDataRecord) -> String {
+    if is_host(record) {
+        return "host".to_owned();
+    }
+    let Some(channel) = record.channel.as_deref().filter(|channel| !channel.is_empty()) else {
+        // The folder above the subdir.
+        let url = strip_url_for_serialization(&record.url);
+        let text = url.as_str();
+        let parent = text.rsplit_once('/').map_or(text, |(folder, _)| folder);
+        let parent = parent.strip_suffix(&format!("/{}", record.package_record.subdir)).unwrap_or(parent);
+        return short_channel(parent);
+    };
+    short_channel(channel)
+}
+
+/// Whether a package was made from an interpreter of this machine: it comes from the `host` channel in a cache.
+/// Whether a record comes from the `host` channel of this machine.
+pub(crate) fn is_host(record: &RepoDataRecord) -> bool {
+    record.url.scheme() == "file"
+        && record.package_record.build.as_ref().starts_with("host_")
+        && record.url.path().contains("/host/channels/")
+}
+
+fn short_channel(channel: &str) -> String {
+    let stripped = match Url::parse(channel) {
+        Ok(url) if channel.contains("://") => strip_url_for_serialization(&url).to_string(),
+        _ => channel.to_owned(),
+    };
+    let stripped = stripped.trim_end_matches('/');
+    stripped.strip_prefix("https://conda.anaconda.org/").unwrap_or(stripped).to_owned()
+}
+
+/// `CHANNEL/SUBDIR::NAME-VERSION-BUILD`, as in conda's history.
+pub fn history_name(record: &RepoDataRecord) -> String {
+    let package = &record.package_record;
+    format!("{}/{}::{}-{}-{}", channel_name(record), package.subdir, package.name.as_normalized(), package.version, package.build)
+}
+
+/// One revision in the format of `conda-meta/history`. `time`: local time, second precision.
+pub(crate) fn history_entry(
+    time: &str,
+    command: &[String],
+    removed: &BTreeSet<String>,
+    added: &BTreeSet<String>,
+    requested: &[MatchSpec],
+) -> String {
+    let mut text = format!("==> {time} <==\n# cmd: {}\n# tare version: {}\n", redacted_command(command), env!("CARGO_PKG_VERSION"));
+    for name in removed {
+        let _ = writeln!(text, "-{name}");
+    }
+    for name in added {
+        let _ = writeln!(text, "+{name}");
+    }
+    if !requested.is_empty() {
+        let specs: Vec<String> = requested.iter().map(|spec| python_string(&spec.to_string())).collect();
+        let _ = writeln!(text, "# update specs: [{}]", specs.join(", "));
+    }
+    text
+}
+
+/// A Python string literal: conda reads the list of specs with `ast.literal_eval`.
+fn python_string(text: &str) -> String {
+    if text.contains('\'') && !text.contains('"') {
+        format!("\"{}\"", text.replace('\\', "\\\\"))
+    } else {
+        format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"))
+    }
+}
+
+/// The time now in the form of conda's history.
+pub(crate) fn now() -> String {
+    jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string()
+}
+
+/// Everything of `conda-meta` apart from the package records.
+pub(crate) struct Notes<'a> {
+    pub prefix: &'a Path,
+    pub subdir: Subdir,
+    pub records: &'a [RepoDataRecord],
+    pub requested: &'a [MatchSpec],
+    pub variables: &'a IndexMap<String, String>,
+    pub command: &'a [String],
+    pub compiled: bool,
+    pub metadata: &'a serde_json::Value,
+}
+
+/// The text of `conda-meta/state`; `None` if there are no variables.
+pub(crate) fn state_text(variables: &IndexMap<String, String>) -> Option<String> {
+    if variables.is_empty() {
+        return None;
+    }
+    let value = serde_json::json!({ "version": 1, "env_vars": variables });
+    Some(format!("{value:#}\n"))
+}
+
+/// Writes `history`, `state` and tare's own files into `stage`.
+pub(crate) fn write_notes(stage: &Path, notes: &Notes<'_>, written: Vec<(String, u64)>, records: &[PrefixRecord]) -> Result<()> {
+    let added = notes.records.iter().map(history_name).collect();
+    let history = history_entry(&now(), notes.command, &BTreeSet::new(), &added, notes.requested);
+    write_file(&stage.join("conda-meta/history"), history.as_bytes())?;
+    let state = state_text(notes.variables);
+    if let Some(state) = &state {
+        write_file(&stage.join("conda-meta/state"), state.as_bytes())?;
+    }
+    let folder = stage.join(TARE_FOLDER);
+    fs_err::create_dir_all(&folder).map_err(|error| Error::io("create the folder", &folder, &error))?;
+    set_mode(&folder, 0o755)?;
+    write_file(&folder.join("files"), manifest(records).as_bytes())?;
+    write_file(&folder.join("modes"), modes(stage, records).as_bytes())?;
+    let stamp = Stamp {
+        schema_version: STAMP_VERSION,
+        tare_version: env!("CARGO_PKG_VERSION").to_owned(),
+        prefix: notes.prefix.to_owned(),
+        subdir: notes.subdir.to_string(),
+        environment_digest: digest_of(notes.records),
+        compiled: notes.compiled,
+        requested: notes.requested.iter().map(ToString::to_string).collect(),
+        state_sha256: state.as_deref().map(|text| sha256_hex(text.as_bytes())),
+        records: written,
+        metadata: notes.metadata.clone(),
+    };
+    let mut text =
+        serde_json::to_vec_pretty(&stamp).map_err(|error| Error::failure("cannot write the facts of the environment").because(error))?;
+    text.push(b'\n');
+    write_file(&Stamp::path(stage), &text)
+}
+
+pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
+    hex(&rattler_digest::compute_bytes_digest::<rattler_digest::Sha256>(bytes))
+}
+
+/// `conda-meta/tare/files`: one line `SIZE PATH` for each file of a package, `- PATH` where there is no size to check (links). It makes the check
+/// "is everything there" quick: reading every package record would take longer than looking at the files.
+fn manifest(records: &[PrefixRecord]) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for record in records {
+        for entry in &record.paths_data.paths {
+            let Some(path) = entry.relative_path.to_str() else { continue };
+            if path.contains('\n') {
+                continue;
+            }
+            match entry.size_in_bytes {
+                Some(size) if entry.path_type != rattler_conda_types::prefix_record::PathType::SoftLink => {
+                    lines.push(format!("{size} {path}"))
+                }
+                _ => lines.push(format!("- {path}")),
+            }
+        }
+    }
+    lines.sort_unstable_by(|a, b| a.split_once(' ').map(|x| x.1).cmp(&b.split_once(' ').map(|x| x.1)));
+    let mut text = lines.join("\n");
+    text.push('\n');
+    text
+}
+
+/// What `conda-meta/tare/modes` notes of a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    /// A file with mode 0755; every file that is not noted has 0644.
+    Executable,
+    /// A symbolic link and what it points to.
+    Link(String),
+}
+
+/// The text of `conda-meta/tare/modes`: a line `x PATH` for each executable file, two lines `l PATH` and `> TARGET` for each link. Package records say
+/// neither, and `verify` wants to know.
+fn modes(stage: &Path, records: &[PrefixRecord]) -> String {
+    let mut paths: Vec<&str> = records
+        .iter()
+        .flat_map(|record| &record.paths_data.paths)
+        .filter_map(|entry| entry.relative_path.to_str())
+        .filter(|path| !path.contains('\n'))
+        .collect();
+    paths.sort_unstable();
+    paths.dedup();
+    let lines: Vec<Option<String>> = paths
+        .par_iter()
+        .map(|path| {
+            let full = stage.join(path);
+            let metadata = std::fs::symlink_metadata(&full).ok()?;
+            if metadata.is_symlink() {
+                let target = std::fs::read_link(&full).ok()?;
+                let target = target.to_str().filter(|target| !target.contains('\n'))?;
+                return Some(format!("l {path}\n> {target}\n"));
+            }
+            #[cfg(unix)]
+            {
+                use std::os::unix::fs::PermissionsExt;
+                if metadata.is_file() && metadata.permissions().mode() & 0o100 != 0 {
+                    return Some(format!("x {path}\n"));
+                }
+            }
+            None
+        })
+        .collect();
+    lines.into_iter().flatten().collect()
+}
+
+/// Reads `conda-meta/tare/modes`; `None` if there is none (the environment is of another tool or of an older tare).
+pub(crate) fn read_modes(prefix: &Path) -> Option<std::collections::HashMap<PathBuf, FileKind>> {
+    let text = std::fs::read_to_string(prefix.join(TARE_FOLDER).join("modes")).ok()?;
+    let mut kinds = std::collections::HashMap::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if let Some(path) = line.strip_prefix("x ") {
+            kinds.insert(PathBuf::from(path), FileKind::Executable);
+        } else if let Some(path) = line.strip_prefix("l ") {
+            let target = lines.next()?.strip_prefix("> ")?;
+            kinds.insert(PathBuf::from(path), FileKind::Link(target.to_owned()));
+        }
+    }
+    Some(kinds)
+}
+
+/// The first thing found missing or of another size in an environment that tare made; `None` if all is there. Contents are not read:
+/// that is what `verify` is for.
+pub fn first_damage(prefix: &Path, stamp: &Stamp) -> Option<String> {
+    let meta = prefix.join("conda-meta");
+    let mut present = BTreeSet::new();
+    for entry in std::fs::read_dir(&meta).ok()?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".json") {
+            present.insert(name);
+        }
+    }
+    for (name, size) in &stamp.records {
+        if !present.remove(name) {
+            return Some(format!("`conda-meta/{name}` is missing"));
+        }
+        if std::fs::symlink_metadata(meta.join(name)).map(|metadata| metadata.len()).ok() != Some(*size) {
+            return Some(format!("`conda-meta/{name}` was changed"));
+        }
+    }
+    if let Some(name) = present.first() {
+        return Some(format!("`conda-meta/{name}` was added by another tool"));
+    }
+    let state = std::fs::read(meta.join("state")).ok().map(|bytes| sha256_hex(&bytes));
+    if state != stamp.state_sha256 {
+        return Some("`conda-meta/state` (the variables) was changed".to_owned());
+    }
+    let Ok(manifest) = std::fs::read_to_string(prefix.join(TARE_FOLDER).join("files")) else {
+        return Some(format!("`{TARE_FOLDER}/files` is missing"));
+    };
+    let lines: Vec<&str> = manifest.lines().collect();
+    lines
+        .par_iter()
+        .filter_map(|line| {
+            let (size, path) = line.split_once(' ')?;
+            match std::fs::symlink_metadata(prefix.join(path)) {
+                Err(_) => Some(format!("`{path}` is missing")),
+                Ok(metadata) => match size.parse::<u64>() {
+                    Ok(size) if metadata.is_file() && metadata.len() != size => Some(format!("`{path}` was changed")),
+                    _ => None,
+                },
+            }
+        })
+        .find_map_first(Some)
+}
+
+/// The list of environments that conda keeps for the user: `~/.conda/environments.txt`.
+pub fn environments_file(home: &Path) -> PathBuf {
+    home.join(".conda/environments.txt")
+}
+
+/// Adds (`present`) or removes `prefix` in the list of environments. Entries of others are kept as they are; the list is changed under a lock and
+/// replaced at once.
+///
+/// # Errors
+/// The list cannot be written; callers treat this as a remark, not a failure.
+pub fn register(home: &Path, prefix: &Path, present: bool) -> Result<()> {
+    let path = environments_file(home);
+    let folder = path.parent().unwrap_or(home);
+    if !present && !path.exists() {
+        return Ok(());
+    }
+    fs_err::create_dir_all(folder).map_err(|error| Error::io("create the folder", folder, &error))?;
+    // conda appends to this very file, so lock it itself rather than a file beside it.
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(|error| Error::io("open", &path, &error))?;
+    // A file system without locks is no reason to give up on a list that is a convenience.
+    let _ = lock_briefly(&file);
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(|error| Error::io("read", &path, &error))?;
+    let text = String::from_utf8_lossy(&bytes);
+    let wanted = prefix.to_string_lossy();
+    let mut lines: Vec<&str> = Vec::new();
+    for line in text.lines().map(str::trim_end).filter(|line| !line.trim().is_empty()) {
+        if (line != wanted || present) && !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    if present && !lines.contains(&&*wanted) {
+        lines.push(&wanted);
+    }
+    let mut new = lines.join("\n");
+    if !new.is_empty() {
+        new.push('\n');
+    }
+    if new.as_bytes() == bytes.as_slice() {
+        return Ok(());
+    }
+    file.rewind()
+        .and_then(|()| file.write_all(new.as_bytes()))
+        .and_then(|()| file.set_len(new.len() as u64))
+        .map_err(|error| Error::io("write", &path, &error))
+}
+
+fn lock_briefly(file: &File) -> std::io::Result<()> {
+    for _ in 0..100 {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(std::fs::TryLockError::WouldBlock) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            Err(std::fs::TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Vec<String> {
+        words.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_command_line_in_the_history_has_no_secrets() {
+        let text = redacted_command(&words(&[
+            "tare",
+            "create",
+            "-c",
+            "https://user:pass@host.example/t/tk-1/chan",
+            "--channel=https://conda.anaconda.org/t/tk-2/x",
+            "a b",
+            "",
+        ]));
+        assert_eq!(
+            text,
+            "tare create -c https://host.example/t/tk-1/chan --channel=https://conda.anaconda.org/x 'a b' ''".replace("/t/tk-1", "")
+        );
+    }
+
+    #[test]
+    fn a_revision_reads_as_conda_writes_it() {
+        let specs = [
+            MatchSpec::from_str("python=3.11", rattler_conda_types::ParseStrictness::Lenient).unwrap(),
+            MatchSpec::from_str("numpy", rattler_conda_types::ParseStrictness::Lenient).unwrap(),
+        ];
+        let removed = BTreeSet::from(["conda-forge/linux-64::python-3.10.1-h1_0".to_owned()]);
+        let added = BTreeSet::from(["conda-forge/linux-64::python-3.11.9-h2_0".to_owned()]);
+        let text = history_entry("2026-01-01 10:00:00", &words(&["tare", "create"]), &removed, &added, &specs)
+            .replace(env!("CARGO_PKG_VERSION"), "VERSION");
+        insta::assert_snapshot!(text, @r"
+        ==> 2026-01-01 10:00:00 <==
+        # cmd: tare create
+        # tare version: VERSION
+        -conda-forge/linux-64::python-3.10.1-h1_0
+        +conda-forge/linux-64::python-3.11.9-h2_0
+        # update specs: ['python 3.11.*', 'numpy']
+        ");
+        assert_eq!(python_string("a[b='c']"), "\"a[b='c']\"");
+        assert_eq!(python_string("a'\"\\"), r#"'a\'"\\'"#);
+    }
+
+    #[test]
+    fn the_list_of_environments_is_kept_without_repeats() {
+        let home = tempfile::tempdir().unwrap();
+        let list = environments_file(home.path());
+        register(home.path(), Path::new("/e/gone"), false).unwrap();
+        assert!(!list.exists());
+        register(home.path(), Path::new("/e/a"), true).unwrap();
+        std::fs::write(&list, "/e/a\n/e/other\n/e/other\n\n/e/a").unwrap();
+        register(home.path(), Path::new("/e/b"), true).unwrap();
+        register(home.path(), Path::new("/e/b"), true).unwrap();
+        assert_eq!(std::fs::read_to_string(&list).unwrap(), "/e/a\n/e/other\n/e/b\n");
+        register(home.path(), Path::new("/e/a"), false).unwrap();
+        assert_eq!(std::fs::read_to_string(&list).unwrap(), "/e/other\n/e/b\n");
+    }
+
+    #[test]
+    fn concurrent_registrations_all_arrive() {
+        let home = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for n in 0..8 {
+                let home = home.path();
+                scope.spawn(move || register(home, &PathBuf::from(format!("/e/{n}")), true).unwrap());
+            }
+        });
+        assert_eq!(std::fs::read_to_string(environments_file(home.path())).unwrap().lines().count(), 8);
+    }
+
+    #[test]
+    fn variables_become_condas_state_file() {
+        assert_eq!(state_text(&IndexMap::new()), None);
+        let text = state_text(&IndexMap::from([("B".to_owned(), "2".to_owned()), ("A".to_owned(), "x".to_owned())])).unwrap();
+        assert_eq!(text, "{\n  \"version\": 1,\n  \"env_vars\": {\n    \"B\": \"2\",\n    \"A\": \"x\"\n  }\n}\n");
+    }
+}

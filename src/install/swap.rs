@@ -1,0 +1,446 @@
+//! Putting a finished stage where the environment belongs, and tidying up after runs that were killed.
+//!
+//! Everything here happens under the prefix lock, so whatever carries the name of a stage of this prefix has no owner any more.
+//!
+//! States a kill can leave, and what the next run does:
+//!
+//! | on disk | meaning | done |
+//! |---|---|---|
+//! | `.NAME.tare-stage-PID-XXXXXX`, no journal | an unfinished new environment, or an old one already swapped out | deleted |
+//! | journal, both the prefix and the stage, no old | swap announced, not begun | rolled forward |
+//! | journal, no prefix, stage and old | between the two renames | rolled forward |
+//! | journal, prefix and old, no stage | swap done | old deleted, journal removed |
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::target::{folder_name, sibling};
+use crate::error::{Error, Result};
+
+/// A staging folder; it is removed when dropped, unless it has become the environment.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    path: PathBuf,
+    keep: bool,
+}
+
+impl Stage {
+    /// Creates `.NAME.tare-stage-PID-XXXXXX` beside `prefix`, mode 0755 whatever the umask.
+    pub(crate) fn create(prefix: &Path) -> Result<Self> {
+        let parent = prefix.parent().unwrap_or(Path::new("/"));
+        let mut head = std::ffi::OsString::from(".");
+        head.push(folder_name(prefix));
+        head.push(format!(".tare-stage-{}-", std::process::id()));
+        let folder = tempfile::Builder::new()
+            .prefix(&head)
+            .rand_bytes(6)
+            .tempdir_in(parent)
+            .map_err(|error| Error::io("create a folder in", parent, &error))?;
+        let path = folder.keep();
+        super::metadata::set_mode(&path, 0o755)?;
+        Ok(Stage { path, keep: false })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn became_the_environment(mut self) {
+        self.keep = true;
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if !self.keep {
+            let _ = remove_tree(&self.path);
+        }
+    }
+}
+
+/// Removes a tree that may hold folders without write permission; a missing one is fine. Symbolic links are not followed.
+pub(crate) fn remove_tree(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotADirectory => std::fs::remove_file(path),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            open_up(path);
+            std::fs::remove_dir_all(path)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn open_up(path: &Path) {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        if !std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
+            return;
+        }
+        let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700));
+        for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+            open_up(&entry.path());
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = path;
+}
+
+/// Whether `name` is a stage (or a swapped-out environment) of the environment folder called `env`.
+fn is_stage_of(name: &str, env: &str) -> bool {
+    let Some(rest) = name.strip_prefix('.').and_then(|name| name.strip_prefix(env)).and_then(|name| name.strip_prefix(".tare-stage-"))
+    else {
+        return false;
+    };
+    let Some((pid, random)) = rest.split_once('-') else { return false };
+    !pid.is_empty() && pid.bytes().all(|b| b.is_ascii_digit()) && random.len() == 6 && random.bytes().all(|b| b.is_ascii_alphanumeric())
+}
+
+/// The stages beside `prefix`.
+pub(crate) fn stages_of(prefix: &Path) -> Vec<PathBuf> {
+    let name = folder_name(prefix).to_string_lossy().into_owned();
+    let Some(entries) = prefix.parent().and_then(|parent| std::fs::read_dir(parent).ok()) else { return Vec::new() };
+    let mut found: Vec<PathBuf> =
+        entries.flatten().filter(|entry| is_stage_of(&entry.file_name().to_string_lossy(), &name)).map(|entry| entry.path()).collect();
+    found.sort();
+    found
+}
+
+/// A swap that is under way: written before the first of two renames.
+#[derive(Debug, Serialize, Deserialize)]
+struct Journal {
+    /// Folder name of the finished new environment.
+    stage: String,
+    /// Folder name that the old environment gets.
+    old: String,
+}
+
+fn journal_path(prefix: &Path) -> PathBuf {
+    sibling(prefix, ".tare-swap")
+}
+
+/// What [`recover`] did.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Recovered {
+    /// An interrupted swap was completed.
+    pub rolled_forward: bool,
+    /// Leftover folders that were removed.
+    pub removed: usize,
+}
+
+/// Completes an interrupted swap of `prefix` and removes what killed runs left beside it. The caller holds the prefix lock.
+///
+/// # Errors
+/// A leftover cannot be removed or renamed.
+pub fn recover(prefix: &Path) -> Result<Recovered> {
+    let mut recovered = Recovered::default();
+    let journal_file = journal_path(prefix);
+    match std::fs::read(&journal_file) {
+        Ok(bytes) => {
+            let env = folder_name(prefix).to_string_lossy().into_owned();
+            // The journal appears whole or not at all (written aside and renamed), so one that cannot be read is not ours to follow.
+            let journal: Journal = serde_json::from_slice(&bytes)
+                .ok()
+                .filter(|journal: &Journal| is_stage_of(&journal.stage, &env) && is_stage_of(&journal.old, &env))
+                .ok_or_else(|| Error::failure(format!("`{}` is damaged", journal_file.display())).hint("remove it and run again"))?;
+            let (stage, old) = (prefix.with_file_name(&journal.stage), prefix.with_file_name(&journal.old));
+            if exists(&stage) {
+                if exists(prefix) {
+                    rename(prefix, &old)?;
+                }
+                rename(&stage, prefix)?;
+                recovered.rolled_forward = true;
+            }
+            sync_folder(prefix.parent());
+            std::fs::remove_file(&journal_file).map_err(|error| Error::io("remove", &journal_file, &error))?;
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(Error::io("read", &journal_file, &error)),
+    }
+    for leftover in stages_of(prefix) {
+        remove_tree(&leftover).map_err(|error| Error::io("remove what an interrupted run left,", &leftover, &error))?;
+        recovered.removed += 1;
+    }
+    Ok(recovered)
+}
+
+/// Whether a swap of `prefix` was interrupted, so that the prefix may be absent until [`recover`] ran.
+pub fn needs_recovery(prefix: &Path) -> bool {
+    exists(&journal_path(prefix))
+}
+
+fn exists(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok()
+}
+
+fn rename(from: &Path, to: &Path) -> Result<()> {
+    std::fs::rename(from, to)
+        .map_err(|error| explain(Error::io("rename", from, &error).because(format!("the new name is `{}`", to.display())), to, &error))
+}
+
+/// Adds what the error means for an environment.
+fn explain(made: Error, prefix: &Path, error: &std::io::Error) -> Error {
+    match error.raw_os_error() {
+        Some(16 /* EBUSY */ | 18 /* EXDEV */) => made.hint(format!(
+            "`{}` is a mount point or lies on another file system than its parent: use a folder inside it, -p '{}/env'",
+            prefix.display(),
+            prefix.display()
+        )),
+        Some(1 | 13 | 30) => made.hint("tare needs to write in the folder that holds the environment"),
+        _ => made,
+    }
+}
+
+/// How a finished stage takes its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placing {
+    /// Nothing or an empty folder is there.
+    New,
+    /// An environment is there and is replaced.
+    Replace,
+}
+
+/// Moves `stage` to `prefix` in one step; the old environment, if any, is gone afterwards.
+pub(crate) fn place(stage: Stage, prefix: &Path, placing: Placing) -> Result<()> {
+    match placing {
+        Placing::New => {
+            // rename(2) replaces an empty folder and nothing else.
+            if let Err(error) = std::fs::rename(stage.path(), prefix) {
+                return Err(explain(Error::io("put the environment at", prefix, &error), prefix, &error));
+            }
+            stage.became_the_environment();
+            sync_folder(prefix.parent());
+            Ok(())
+        }
+        Placing::Replace => {
+            match exchange(stage.path(), prefix) {
+                Ok(()) => {}
+                Err(error) if cannot_exchange(&error) => replace_by_journal(stage.path(), prefix)?,
+                Err(error) => return Err(explain(Error::io("put the environment at", prefix, &error), prefix, &error)),
+            }
+            sync_folder(prefix.parent());
+            // The old environment now has the name of the stage; dropping the stage removes it, and so does the next run if this one is killed.
+            let leftover = stage.path().to_owned();
+            drop(stage);
+            for old in stages_of(prefix) {
+                let _ = remove_tree(&old);
+            }
+            let _ = leftover;
+            Ok(())
+        }
+    }
+}
+
+fn exchange(a: &Path, b: &Path) -> std::io::Result<()> {
+    #[cfg(any(target_os = "linux", target_os = "macos"))]
+    {
+        rustix::fs::renameat_with(rustix::fs::CWD, a, rustix::fs::CWD, b, rustix::fs::RenameFlags::EXCHANGE).map_err(std::io::Error::from)
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "macos")))]
+    {
+        let _ = (a, b);
+        Err(std::io::Error::from(ErrorKind::Unsupported))
+    }
+}
+
+/// Errors with which file systems and kernels say that they cannot exchange two names.
+fn cannot_exchange(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::Unsupported || matches!(error.raw_os_error(), Some(22 /* EINVAL */ | 38 /* ENOSYS */ | 95 /* EOPNOTSUPP */))
+}
+
+fn replace_by_journal(stage: &Path, prefix: &Path) -> Result<()> {
+    announce(stage, prefix)?;
+    recover_after_announcement(prefix)
+}
+
+/// Writes the journal: from here on the swap will happen, in this run or the next.
+fn announce(stage: &Path, prefix: &Path) -> Result<()> {
+    let name = |path: &Path| folder_name(path).to_string_lossy().into_owned();
+    // A folder name that no one has and that counts as a leftover of this prefix.
+    let old = Stage::create(prefix)?;
+    let journal = Journal { stage: name(stage), old: name(old.path()) };
+    drop(old);
+    let path = journal_path(prefix);
+    let parent = prefix.parent().unwrap_or(Path::new("/"));
+    let text = serde_json::to_vec(&journal).map_err(|error| Error::failure("cannot write the swap journal").because(error))?;
+    let write = || -> std::io::Result<()> {
+        use std::io::Write;
+        let mut file = tempfile::NamedTempFile::new_in(parent)?;
+        file.write_all(&text)?;
+        file.as_file().sync_all()?;
+        file.persist(&path).map_err(|error| error.error)?;
+        Ok(())
+    };
+    write().map_err(|error| Error::io("write", &path, &error))?;
+    sync_folder(Some(parent));
+    Ok(())
+}
+
+fn recover_after_announcement(prefix: &Path) -> Result<()> {
+    recover(prefix).map(drop)
+}
+
+/// Makes names in a folder durable; failure is no reason to stop.
+pub(crate) fn sync_folder(folder: Option<&Path>) {
+    if let Some(folder) = folder
+        && let Ok(file) = std::fs::File::open(folder)
+    {
+        let _ = file.sync_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(path: &Path, text: &str) {
+        std::fs::create_dir_all(path.join("conda-meta")).unwrap();
+        std::fs::write(path.join("what"), text).unwrap();
+    }
+
+    fn what(prefix: &Path) -> String {
+        std::fs::read_to_string(prefix.join("what")).unwrap()
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn only_stages_of_the_very_environment_are_leftovers() {
+        for (name, env, expected) in [
+            (".env.tare-stage-12-aB3xyz", "env", true),
+            (".env.tare-stage-12-aB3xyz", "en", false),
+            (".env.tare-stage-12-aB3xyzq", "env", false),
+            (".env.tare-stage-x-aB3xyz", "env", false),
+            (".env.tare-stage-1.tare-stage-12-aB3xyz", "env", false),
+            (".env.tare-stage-1.tare-stage-12-aB3xyz", "env.tare-stage-1", true),
+            ("env.tare-stage-12-aB3xyz", "env", false),
+            (".env.lock", "env", false),
+        ] {
+            assert_eq!(is_stage_of(name, env), expected, "{name} of {env}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let stage = Stage::create(&folder.path().join("env")).unwrap();
+        assert!(is_stage_of(stage.path().file_name().unwrap().to_str().unwrap(), "env"), "{stage:?}");
+    }
+
+    #[test]
+    fn a_new_environment_replaces_nothing_or_an_empty_folder_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("env");
+        let stage = Stage::create(&prefix).unwrap();
+        environment(stage.path(), "new");
+        place(stage, &prefix, Placing::New).unwrap();
+        assert_eq!(what(&prefix), "new");
+
+        let empty = folder.path().join("empty");
+        std::fs::create_dir(&empty).unwrap();
+        let stage = Stage::create(&empty).unwrap();
+        environment(stage.path(), "in the empty folder");
+        place(stage, &empty, Placing::New).unwrap();
+        assert_eq!(what(&empty), "in the empty folder");
+
+        let stage = Stage::create(&prefix).unwrap();
+        environment(stage.path(), "other");
+        assert!(place(stage, &prefix, Placing::New).is_err());
+        assert_eq!(what(&prefix), "new");
+        assert_eq!(names(folder.path()), ["empty", "env"]);
+    }
+
+    #[test]
+    fn replacing_swaps_and_removes_the_old_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("env");
+        environment(&prefix, "old");
+        let stage = Stage::create(&prefix).unwrap();
+        environment(stage.path(), "new");
+        place(stage, &prefix, Placing::Replace).unwrap();
+        assert_eq!(what(&prefix), "new");
+        assert_eq!(names(folder.path()), ["env"]);
+    }
+
+    #[test]
+    fn the_journal_swaps_where_exchange_is_not_possible() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("env");
+        environment(&prefix, "old");
+        let stage = Stage::create(&prefix).unwrap();
+        environment(stage.path(), "new");
+        replace_by_journal(stage.path(), &prefix).unwrap();
+        drop(stage);
+        assert_eq!(what(&prefix), "new");
+        assert_eq!(names(folder.path()), ["env"]);
+    }
+
+    #[test]
+    fn a_kill_between_any_two_steps_of_the_journal_ends_in_the_new_environment() {
+        for steps in 0..=3 {
+            let folder = tempfile::tempdir().unwrap();
+            let prefix = folder.path().join("env");
+            environment(&prefix, "old");
+            let stage = Stage::create(&prefix).unwrap();
+            environment(stage.path(), "new");
+            let stage_path = stage.path().to_owned();
+            std::mem::forget(stage);
+            announce(&stage_path, &prefix).unwrap();
+            assert!(needs_recovery(&prefix));
+            let journal: Journal = serde_json::from_slice(&std::fs::read(journal_path(&prefix)).unwrap()).unwrap();
+            let old = prefix.with_file_name(&journal.old);
+            if steps >= 1 {
+                std::fs::rename(&prefix, &old).unwrap();
+            }
+            if steps >= 2 {
+                std::fs::rename(&stage_path, &prefix).unwrap();
+            }
+            if steps >= 3 {
+                std::fs::remove_dir_all(&old).unwrap();
+            }
+            recover(&prefix).unwrap();
+            assert_eq!(what(&prefix), "new", "after {steps} steps");
+            assert_eq!(names(folder.path()), ["env"], "after {steps} steps");
+            assert_eq!(recover(&prefix).unwrap(), Recovered::default());
+        }
+    }
+
+    #[test]
+    fn leftovers_without_a_journal_are_deleted_and_strangers_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("env");
+        environment(&folder.path().join(".env.tare-stage-99-abcdef"), "half");
+        environment(&folder.path().join(".env2.tare-stage-99-abcdef"), "of another");
+        environment(&folder.path().join("env.tare-stage-99-abcdef"), "of the user");
+        assert_eq!(recover(&prefix).unwrap(), Recovered { rolled_forward: false, removed: 1 });
+        assert_eq!(names(folder.path()), [".env2.tare-stage-99-abcdef", "env.tare-stage-99-abcdef"]);
+    }
+
+    #[test]
+    fn a_journal_cannot_point_elsewhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("env");
+        environment(&prefix, "mine");
+        std::fs::write(journal_path(&prefix), r#"{"stage":"../../x","old":"y"}"#).unwrap();
+        assert!(recover(&prefix).unwrap_err().message().contains("damaged"));
+        assert_eq!(what(&prefix), "mine");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn folders_without_write_permission_are_removed_too() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let tree = folder.path().join("t");
+        std::fs::create_dir_all(tree.join("a/b")).unwrap();
+        std::fs::write(tree.join("a/b/c"), "").unwrap();
+        std::fs::set_permissions(tree.join("a"), std::fs::Permissions::from_mode(0o500)).unwrap();
+        remove_tree(&tree).unwrap();
+        assert!(!tree.exists());
+        remove_tree(&tree).unwrap();
+    }
+}

@@ -1,0 +1,170 @@
+//! What lies at the place where an environment is wanted.
+
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::path::{Component, Path, PathBuf};
+
+use super::metadata::Stamp;
+use crate::error::{Error, Result};
+
+/// What a path is before an environment is made there.
+#[derive(Debug)]
+pub enum TargetState {
+    /// Nothing.
+    Absent,
+    /// A folder without entries.
+    EmptyFolder,
+    /// A folder with `conda-meta`.
+    Environment(Box<ExistingEnvironment>),
+    /// A folder with other things in it.
+    Foreign,
+    /// A file or another thing that is no folder.
+    File,
+}
+
+/// An environment that is already there.
+#[derive(Debug, Clone)]
+pub struct ExistingEnvironment {
+    /// Where it lies, symbolic links at the end of the path resolved.
+    pub prefix: PathBuf,
+    /// What tare recorded when it made it; `None` for an environment of another tool.
+    pub stamp: Option<Stamp>,
+    /// It must not be changed (CEP 22: `conda-meta/frozen`).
+    pub frozen: bool,
+}
+
+/// `path` made absolute (against the current directory), with `.` and `..` removed by name. If it ends in a symbolic link to
+/// a folder the link is resolved: the environment is the folder, and replacing the link would leave the old folder behind.
+///
+/// # Errors
+/// An empty path; the root folder; a path that is not UTF-8 or has a line break or NUL (it is written into scripts); a
+/// symbolic link that points nowhere.
+pub fn resolve_prefix(path: &Path) -> Result<PathBuf> {
+    if path.as_os_str().is_empty() {
+        return Err(Error::usage("the path of the environment is empty").hint("name a folder: -p PATH"));
+    }
+    let absolute = std::path::absolute(path).map_err(|error| Error::io("make sense of the path", path, &error))?;
+    let mut clean = PathBuf::new();
+    for component in absolute.components() {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir => {
+                clean.pop();
+            }
+            other => clean.push(other),
+        }
+    }
+    if clean.parent().is_none() || clean.file_name().is_none() {
+        return Err(Error::usage(format!("`{}` cannot be an environment", path.display())).hint("name a folder of its own: -p PATH"));
+    }
+    match clean.to_str() {
+        None => {
+            return Err(Error::usage(format!("the path `{}` is not valid UTF-8", clean.display()))
+                .because("it is written into scripts and metadata"));
+        }
+        Some(text) if text.contains(['\n', '\r', '\0']) => {
+            return Err(Error::usage(format!("the path {text:?} contains a line break")).because("it is written into scripts"));
+        }
+        Some(_) => {}
+    }
+    if std::fs::symlink_metadata(&clean).is_ok_and(|metadata| metadata.is_symlink()) {
+        return std::fs::canonicalize(&clean).map_err(|error| {
+            Error::failure(format!("`{}` is a symbolic link that points nowhere", clean.display()))
+                .because(error)
+                .hint(format!("remove the link (rm '{}') or create the folder it points to", clean.display()))
+        });
+    }
+    Ok(clean)
+}
+
+/// What lies at `prefix` (as made by [`resolve_prefix`]).
+///
+/// # Errors
+/// It cannot be looked at.
+pub fn state_of_target(prefix: &Path) -> Result<TargetState> {
+    let metadata = match std::fs::symlink_metadata(prefix) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(TargetState::Absent),
+        // A parent is a file.
+        Err(error) if error.kind() == ErrorKind::NotADirectory => return Err(Error::io("look at", prefix, &error)),
+        Err(error) => return Err(Error::io("look at", prefix, &error)),
+    };
+    if metadata.is_symlink() {
+        let resolved = resolve_prefix(prefix)?;
+        return state_of_target(&resolved);
+    }
+    if !metadata.is_dir() {
+        return Ok(TargetState::File);
+    }
+    if prefix.join("conda-meta").is_dir() {
+        return Ok(TargetState::Environment(Box::new(ExistingEnvironment {
+            prefix: prefix.to_owned(),
+            stamp: Stamp::read(prefix).unwrap_or(None),
+            frozen: prefix.join("conda-meta/frozen").exists(),
+        })));
+    }
+    let mut entries = std::fs::read_dir(prefix).map_err(|error| Error::io("read the folder", prefix, &error))?;
+    Ok(if entries.next().is_none() { TargetState::EmptyFolder } else { TargetState::Foreign })
+}
+
+/// The name of the environment folder.
+pub(crate) fn folder_name(prefix: &Path) -> OsString {
+    prefix.file_name().map_or_else(|| OsString::from("env"), ToOwned::to_owned)
+}
+
+/// `.NAME` + `suffix` beside `prefix`.
+pub(crate) fn sibling(prefix: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(folder_name(prefix));
+    name.push(suffix);
+    prefix.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_target_is_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        assert!(matches!(state_of_target(&at("absent")).unwrap(), TargetState::Absent));
+        std::fs::create_dir(at("empty")).unwrap();
+        assert!(matches!(state_of_target(&at("empty")).unwrap(), TargetState::EmptyFolder));
+        std::fs::create_dir(at("foreign")).unwrap();
+        std::fs::write(at("foreign/x"), "").unwrap();
+        assert!(matches!(state_of_target(&at("foreign")).unwrap(), TargetState::Foreign));
+        std::fs::create_dir_all(at("env/conda-meta")).unwrap();
+        std::fs::write(at("env/conda-meta/frozen"), "").unwrap();
+        match state_of_target(&at("env")).unwrap() {
+            TargetState::Environment(existing) => assert!(existing.frozen && existing.stamp.is_none()),
+            other => panic!("{other:?}"),
+        }
+        std::fs::write(at("file"), "").unwrap();
+        assert!(matches!(state_of_target(&at("file")).unwrap(), TargetState::File));
+        assert!(state_of_target(&at("file/env")).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_resolved_and_dangling_ones_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let real = folder.path().canonicalize().unwrap().join("real");
+        std::fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, folder.path().join("link")).unwrap();
+        assert_eq!(resolve_prefix(&folder.path().join("link")).unwrap(), real);
+        std::os::unix::fs::symlink(folder.path().join("nowhere"), folder.path().join("dangling")).unwrap();
+        let error = resolve_prefix(&folder.path().join("dangling")).unwrap_err();
+        assert!(error.message().contains("points nowhere") && !error.hints().is_empty());
+    }
+
+    #[test]
+    fn paths_are_cleaned_and_impossible_ones_refused() {
+        assert_eq!(resolve_prefix(Path::new("/nowhere/x/./y/../z")).unwrap(), Path::new("/nowhere/x/z"));
+        assert!(resolve_prefix(Path::new("relative")).unwrap().is_absolute());
+        for bad in ["", "/", "/..", "/a\nb"] {
+            assert_eq!(resolve_prefix(Path::new(bad)).unwrap_err().exit_code(), 2, "{bad:?}");
+        }
+        assert_eq!(sibling(Path::new("/e/envs/train"), ".lock"), Path::new("/e/envs/.train.lock"));
+    }
+}

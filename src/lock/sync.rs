@@ -1,0 +1,508 @@
+//! `tare sync`: an environment becomes what a lock says. No solver runs, and where it is so already, the lock is not even parsed.
+
+use std::collections::{BTreeSet, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use rattler_conda_types::{MatchSpec, Matches, RepoDataRecord, Subdir};
+use serde_json::{Value, json};
+use url::Url;
+
+use super::{Format, HOST_SCHEME, Lock, LockedPlatform, ReadOptions};
+use crate::channel::{self, Session};
+use crate::config::Settings;
+use crate::error::{Error, Kind, Result};
+use crate::install::{self, Archive, Cancel, Installed, LinkMode, LinkScripts, Plan, Stamp, TargetState};
+use crate::platform::{self, TargetOptions};
+use crate::prefix::{Places, Prefix, Which};
+use crate::report::Progress;
+use crate::spec::{self, ChannelEntry};
+
+/// What `sync` is asked for.
+#[derive(Debug, Clone, Default)]
+pub struct SyncOptions {
+    /// The lock.
+    pub lock: PathBuf,
+    /// `-n`.
+    pub name: Option<String>,
+    /// `-p`.
+    pub prefix: Option<PathBuf>,
+    /// `--environment`: which environment of the lock.
+    pub environment: Option<String>,
+    /// `--platform`: which platform of the lock; this machine's if none.
+    pub platform: Option<String>,
+    /// `--category`: of a conda-lock file; `main` and `dev` if none.
+    pub categories: Vec<String>,
+    /// Leave out the PyPI half.
+    pub no_pip: bool,
+    /// Replace an environment although files in it belong to no package.
+    pub force: bool,
+    /// Refuse to touch an environment that is there and differs (`create --lock`), unless `force`.
+    pub only_new: bool,
+    /// Only plan.
+    pub dry_run: bool,
+    /// How files are linked; else the setting.
+    pub link_mode: Option<LinkMode>,
+    /// Leave out byte code.
+    pub no_compile: bool,
+    /// Let later packages overwrite files of earlier ones.
+    pub clobber: bool,
+    /// Packages whose link scripts may run.
+    pub allow_link_scripts: Vec<String>,
+    /// How long to wait for the prefix lock.
+    pub lock_timeout: Option<std::time::Duration>,
+    /// The command line, for the history.
+    pub command: Vec<String>,
+    /// Stops the work.
+    pub cancel: Cancel,
+}
+
+/// What came of it.
+pub enum Synced {
+    /// The environment is what the lock says.
+    Same {
+        /// Where it is.
+        prefix: PathBuf,
+    },
+    /// `dry_run`.
+    Planned {
+        /// Where it would be.
+        prefix: PathBuf,
+        /// The platform of the lock.
+        platform: String,
+        /// The packages it would hold.
+        records: Vec<RepoDataRecord>,
+    },
+    /// It was made.
+    Done(Box<Installed>),
+}
+
+/// Makes the environment that the lock describes.
+///
+/// # Errors
+/// Whatever [`super::read`] refuses; a lock without this platform, with a PyPI half (unless left out) or with source builds; kind drift where a
+/// package of the `host` channel comes out differently on this machine; files in the environment that belong to no package; and as
+/// [`install::create_with`]. In every case the environment is as it was.
+pub async fn sync(options: &SyncOptions, settings: &Settings, progress: Arc<dyn Progress>) -> Result<Synced> {
+    let bytes = super::read_bytes(&options.lock)?;
+    let sha256 = install::sha256_hex(&bytes);
+    let mut target_options = TargetOptions::from_settings(settings.env.clone(), settings);
+    if options.platform.as_deref().is_some_and(|name| name.parse::<Subdir>().is_ok()) {
+        target_options.platform.clone_from(&options.platform);
+    }
+    let native = platform::subdir(&target_options)?.0;
+    let wanted = options.platform.clone().unwrap_or_else(|| native.to_string());
+    // What a stamp says about the lock: equal values mean the same packages.
+    let stamp_facts = json!({
+        "sha256": sha256,
+        "environment": options.environment,
+        "platform": wanted,
+        "categories": options.categories,
+        "no_pip": options.no_pip,
+    });
+
+    if let Some(prefix) = known_place(options, settings)?
+        && let TargetState::Environment(existing) = install::state_of_target(&prefix)?
+        && let Some(stamp) = &existing.stamp
+        && stamp.prefix == existing.prefix
+        && stamp.metadata.get("lock") == Some(&stamp_facts)
+        && install::first_damage(&existing.prefix, stamp).is_none()
+    {
+        return Ok(Synced::Same { prefix });
+    }
+
+    let read_options = ReadOptions {
+        environment: options.environment.clone(),
+        categories: Some(if options.categories.is_empty() { vec!["main".into(), "dev".into()] } else { options.categories.clone() }),
+        base_dir: Some(
+            std::path::absolute(&options.lock).unwrap_or_else(|_| options.lock.clone()).parent().unwrap_or(Path::new("/")).to_owned(),
+        ),
+    };
+    let shown = options.lock.display().to_string();
+    let lock = super::read(&shown, &bytes, &read_options)?;
+    let platform = choose(&lock, &wanted, &shown)?;
+    refuse_what_cannot_be_installed(&lock, platform, options, &*progress)?;
+    let prefix = place(options, &lock, settings)?;
+    let variables = lock.provenance.variables.clone();
+    let state = install::state_of_target(&prefix)?;
+    let mut replace = false;
+    if let TargetState::Environment(existing) = &state {
+        let same = platform.complete && existing.stamp.as_ref().is_some_and(|stamp| is_same(stamp, &existing.prefix, platform, &variables));
+        if same {
+            return Ok(Synced::Same { prefix });
+        }
+        if options.only_new && !options.force {
+            return Err(Error::failure(format!(
+                "there already is an environment at `{}`, and it is not what the lock says",
+                prefix.display()
+            ))
+            .hint("to make it so: tare sync")
+            .hint("to make another one: -n NAME"));
+        }
+        if !options.force {
+            refuse_to_lose_files(&existing.prefix)?;
+        }
+        replace = true;
+    }
+    install::accept_target(&prefix, replace)?;
+
+    let session = Session::open(settings, progress.clone())?;
+    let records = records(platform, &lock, settings, &session, options, progress.clone()).await?;
+    if options.dry_run {
+        return Ok(Synced::Planned { prefix, platform: platform.name.clone(), records });
+    }
+    if platform.subdir == native || options.platform.is_none() {
+        tell_about_machine(platform, &records, &target_options, &*progress)?;
+    }
+    let plan = plan(&prefix, platform, &lock, records, stamp_facts, replace, variables, options, settings)?;
+    let installed = install::create_with(&plan, &session.package_cache, session.client.clone(), progress.clone()).await?;
+    if !lock.provenance.secret_variables.is_empty() {
+        let names: Vec<String> = lock.provenance.secret_variables.iter().map(|name| format!("`{name}`")).collect();
+        progress.warn(
+            &format!("the lock does not hold the value of {}: it looked like a secret", names.join(", ")),
+            &["set it where the environment is used: export NAME=…".to_owned()],
+        );
+    }
+    Ok(Synced::Done(Box::new(installed)))
+}
+
+/// The place, where it can be told without reading the lock.
+fn known_place(options: &SyncOptions, settings: &Settings) -> Result<Option<PathBuf>> {
+    let which = Which { name: options.name.clone(), prefix: options.prefix.clone() };
+    if which == Which::default() {
+        return Ok(None);
+    }
+    existing_or_new(&which, &crate::create::places(settings)).map(Some)
+}
+
+fn place(options: &SyncOptions, lock: &Lock, settings: &Settings) -> Result<PathBuf> {
+    let mut which = Which { name: options.name.clone(), prefix: options.prefix.clone() };
+    if which == Which::default() {
+        which.name.clone_from(&lock.provenance.name);
+    }
+    existing_or_new(&which, &crate::create::places(settings))
+}
+
+/// An environment of that name wherever it is, else its place in the first folder.
+fn existing_or_new(which: &Which, places: &Places) -> Result<PathBuf> {
+    if which.name.is_some()
+        && let Ok(found) = crate::prefix::locate(which, places)
+    {
+        return Ok(found);
+    }
+    crate::prefix::place_for_new(which, places)
+}
+
+fn choose<'a>(lock: &'a Lock, wanted: &str, shown: &str) -> Result<&'a LockedPlatform> {
+    if lock.source == Format::Pylock {
+        return Err(Error::usage(format!("`{shown}` is a pylock.toml: it holds only PyPI packages"))
+            .because("an environment needs a Python first")
+            .hint("lock both halves: tare lock -f environment.yml"));
+    }
+    if let Some(platform) = lock.platform(wanted) {
+        return Ok(platform);
+    }
+    let of_subdir: Vec<&str> =
+        lock.platforms.iter().filter(|platform| platform.subdir.as_str() == wanted).map(|platform| platform.name.as_str()).collect();
+    if let Some(first) = of_subdir.first() {
+        return Err(Error::usage(format!("`{shown}` has several platforms for {wanted}: {}", of_subdir.join(", ")))
+            .hint(format!("choose one: --platform {first}")));
+    }
+    Err(Error::new(Kind::Drift, format!("`{shown}` is not locked for {wanted}"))
+        .because(match lock.platforms.as_slice() {
+            [] => "it has no platform at all".to_owned(),
+            _ => format!("it has {}", lock.platform_names().join(", ")),
+        })
+        .hint(format!("to add it: tare lock -f FILE --platform {wanted}")))
+}
+
+fn refuse_what_cannot_be_installed(lock: &Lock, platform: &LockedPlatform, options: &SyncOptions, progress: &dyn Progress) -> Result<()> {
+    if let Some(source) = platform.conda_sources.first() {
+        return Err(
+            Error::failure(format!("the conda package `{source}` of the lock is built from source")).because("only pixi can do that")
+        );
+    }
+    if let Some(first) = platform.pypi.first() {
+        let number = crate::resolve::count(platform.pypi.len(), "package");
+        if !options.no_pip {
+            return Err(Error::failure("the PyPI half of the lock cannot be installed yet")
+                .because(format!(
+                    "it has {number}, such as `{}`; leaving them out silently would make another environment than the lock says",
+                    first.name
+                ))
+                .hint("`--no-pip` makes the environment without them"));
+        }
+        progress.note(&format!("the PyPI half of the lock is skipped (--no-pip): {number} not installed"));
+    }
+    if platform.conda.is_empty() && lock.source != Format::Tare {
+        progress.warn(&format!("the lock holds no conda package for {}", platform.name), &[]);
+    }
+    Ok(())
+}
+
+/// Whether the environment holds these packages and variables, undamaged, though its stamp names another lock or none.
+fn is_same(stamp: &Stamp, prefix: &Path, platform: &LockedPlatform, variables: &IndexMap<String, String>) -> bool {
+    stamp.prefix == prefix
+        && stamp.subdir == platform.subdir.as_str()
+        && stamp.environment_digest == install::digest_of(&platform.conda)
+        && stamp.state_sha256 == install::state_sha256(variables)
+        && install::first_damage(prefix, stamp).is_none()
+}
+
+/// The records to install: with the metadata of the archives where the lock has none, and with this machine's `host` packages.
+async fn records(
+    platform: &LockedPlatform,
+    lock: &Lock,
+    settings: &Settings,
+    session: &Session,
+    options: &SyncOptions,
+    progress: Arc<dyn Progress>,
+) -> Result<Vec<RepoDataRecord>> {
+    let (hosts, others): (Vec<RepoDataRecord>, Vec<RepoDataRecord>) =
+        platform.conda.iter().cloned().partition(|record| record.url.scheme() == HOST_SCHEME);
+    trust(lock, settings, session);
+    let mut records = if platform.complete {
+        others
+    } else {
+        let archives: Vec<Archive> = others
+            .iter()
+            .map(|record| Archive { url: record.url.clone(), md5: record.package_record.md5, sha256: record.package_record.sha256 })
+            .collect();
+        install::records_for_archives(&archives, &session.package_cache, session.client.clone(), progress.clone(), &options.cancel).await?
+    };
+    if !hosts.is_empty() {
+        records.extend(rebuilt(&hosts, platform, settings, session, &*progress).await?);
+    }
+    Ok(records)
+}
+
+/// Lets the session use the credentials of the lock's channels.
+fn trust(lock: &Lock, settings: &Settings, session: &Session) {
+    let entries: Vec<ChannelEntry> = lock
+        .channels
+        .iter()
+        .filter(|channel| !channel.starts_with(HOST_SCHEME))
+        .map(|text| ChannelEntry { text: text.clone(), place: None })
+        .collect();
+    let options =
+        channel::ExpandOptions { override_channels: true, declared: true, nodefaults: true, root_dir: Path::new("/"), host: None };
+    if let Ok(expanded) = channel::expand(&entries, settings, options) {
+        session.trust(&expanded.channels);
+    }
+}
+
+/// The packages of the `host` channel as this machine makes them; they must be those of the lock.
+async fn rebuilt(
+    locked: &[RepoDataRecord],
+    platform: &LockedPlatform,
+    settings: &Settings,
+    session: &Session,
+    progress: &dyn Progress,
+) -> Result<Vec<RepoDataRecord>> {
+    let first = title(&locked[0]);
+    let elsewhere = |why: String| {
+        Error::new(Kind::Drift, format!("`{first}` of the lock is made from an interpreter of the machine it was locked on"))
+            .because(why)
+            .hint("install that interpreter here, or lock again with a channel: -c conda-forge")
+    };
+    let url: Url = channel::host_url(settings, progress).map_err(|error| {
+        let why = error.to_string();
+        elsewhere(format!("this machine has none: {why}"))
+    })?;
+    let host = || Ok(url.clone());
+    let options =
+        channel::ExpandOptions { override_channels: true, declared: true, nodefaults: true, root_dir: Path::new("/"), host: Some(&host) };
+    let entry = ChannelEntry { text: "host".to_owned(), place: None };
+    let expanded = channel::expand(&[entry], settings, options)?;
+    let names: Vec<MatchSpec> = locked.iter().map(|record| MatchSpec::from(record.package_record.name.clone())).collect();
+    let repodata = session.quiet().repodata(&expanded.channels, &[platform.subdir, Subdir::NoArch], &names, false).await?;
+    let here: Vec<&RepoDataRecord> = repodata.iter().flat_map(rattler_repodata_gateway::RepoData::iter).collect();
+    let mut records = Vec::new();
+    for wanted in locked {
+        let of_name = || here.iter().filter(|record| record.package_record.name == wanted.package_record.name);
+        let same =
+            of_name().find(|record| record.package_record.sha256 == wanted.package_record.sha256 && wanted.package_record.sha256.is_some());
+        match same {
+            Some(record) => records.push((**record).clone()),
+            None => {
+                let version = &wanted.package_record.version;
+                let why = match of_name().find(|record| record.package_record.version == *version) {
+                    Some(other) => format!("`{}` is made here, with another content than `{}` in the lock", title(other), title(wanted)),
+                    None => {
+                        let versions: BTreeSet<String> = of_name().map(|record| record.package_record.version.to_string()).collect();
+                        let found =
+                            if versions.is_empty() { "none".to_owned() } else { versions.into_iter().collect::<Vec<_>>().join(", ") };
+                        format!("`{}` is wanted, and this machine has {found}", title(wanted))
+                    }
+                };
+                return Err(elsewhere(why));
+            }
+        }
+    }
+    Ok(records)
+}
+
+fn title(record: &RepoDataRecord) -> String {
+    let package = &record.package_record;
+    format!("{} {} {}", package.name.as_normalized(), package.version, package.build)
+}
+
+/// One warning where the lock expects more of the machine than it has.
+fn tell_about_machine(
+    platform: &LockedPlatform,
+    records: &[RepoDataRecord],
+    options: &TargetOptions,
+    progress: &dyn Progress,
+) -> Result<()> {
+    let mut wanted: BTreeSet<&str> = BTreeSet::new();
+    for record in records {
+        wanted.extend(record.package_record.depends.iter().map(String::as_str).filter(|text| text.starts_with("__")));
+    }
+    if platform.cuda().is_none() && wanted.is_empty() {
+        return Ok(());
+    }
+    let machine = platform::target(options)?;
+    if !machine.is_native {
+        return Ok(());
+    }
+    let needs_cuda = wanted.iter().any(|text| text.split([' ', '=', '>', '<']).next() == Some("__cuda"));
+    if let Some(assumed) = platform.cuda().filter(|_| needs_cuda) {
+        match machine.cuda() {
+            None => progress.warn(
+                &format!("the lock is for machines with a GPU (CUDA {}), and none is found here", assumed.version),
+                &["the environment works, but its GPU packages cannot be used on this machine".to_owned()],
+            ),
+            Some(here) => {
+                let newer = assumed.generic().is_ok_and(|assumed| assumed.version > here.package.version);
+                if newer {
+                    progress.warn(
+                        &format!(
+                            "the lock assumes a driver for CUDA {}, and this one allows up to {}",
+                            assumed.version, here.package.version
+                        ),
+                        &["update the driver, or lock for it: tare lock -f FILE --cuda VERSION".to_owned()],
+                    );
+                }
+            }
+        }
+    }
+    let present = machine.virtual_package_list();
+    let mut lacking = Vec::new();
+    for text in wanted {
+        let Ok(spec) = spec::parse_match_spec(text, None) else { continue };
+        if spec.name.as_exact().is_some_and(|name| name.as_normalized().starts_with("__cuda")) {
+            continue;
+        }
+        if !present.iter().any(|package| spec.matches(package)) {
+            lacking.push(format!("`{text}`"));
+        }
+    }
+    if !lacking.is_empty() {
+        progress.warn(&format!("packages of the lock need {}, which this machine does not have", lacking.join(", ")), &[]);
+    }
+    Ok(())
+}
+
+/// Until a change keeps what it did not make, files of nobody must not vanish.
+///
+/// # Errors
+/// There are such files.
+fn refuse_to_lose_files(prefix: &Path) -> Result<()> {
+    let mut owned: HashSet<PathBuf> = HashSet::new();
+    if let Ok(manifest) = std::fs::read_to_string(prefix.join("conda-meta/tare/files")) {
+        owned.extend(manifest.lines().filter_map(|line| line.split_once(' ')).map(|(_, path)| PathBuf::from(path)));
+    }
+    let (records, _) = Prefix::open(prefix)?.records_and_damage()?;
+    for record in records {
+        owned.extend(record.files);
+    }
+    let mut foreign = Vec::new();
+    collect(prefix, Path::new(""), &owned, &mut foreign);
+    if foreign.is_empty() {
+        return Ok(());
+    }
+    foreign.sort();
+    let named: Vec<String> = foreign.iter().take(3).map(|path| format!("`{}`", path.display())).collect();
+    let more = if foreign.len() > 3 { format!(" and {} more", foreign.len() - 3) } else { String::new() };
+    let mut error = Error::failure(format!("the environment `{}` has files that belong to none of its packages", prefix.display()))
+        .because(format!("they would be lost: {}{more}", named.join(", ")))
+        .hint("to replace the environment all the same: --force")
+        .hint("to keep it and make another one: -n NAME");
+    if foreign.iter().any(|path| path.components().any(|part| part.as_os_str().to_string_lossy().ends_with(".dist-info"))) {
+        error = error.hint("packages that pip put there: list them in the `pip:` section of the environment.yml");
+    }
+    Err(error)
+}
+
+fn collect(prefix: &Path, folder: &Path, owned: &HashSet<PathBuf>, foreign: &mut Vec<PathBuf>) {
+    let Ok(entries) = std::fs::read_dir(prefix.join(folder)) else { return };
+    for entry in entries.flatten() {
+        let path = folder.join(entry.file_name());
+        if path == Path::new("conda-meta") || path == Path::new("__clobbers__") || entry.file_name() == "__pycache__" {
+            continue;
+        }
+        let Ok(kind) = entry.file_type() else { continue };
+        if kind.is_dir() {
+            collect(prefix, &path, owned, foreign);
+        } else if !owned.contains(&path) {
+            foreign.push(path);
+        }
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn plan(
+    prefix: &Path,
+    platform: &LockedPlatform,
+    lock: &Lock,
+    records: Vec<RepoDataRecord>,
+    stamp_facts: Value,
+    replace: bool,
+    variables: IndexMap<String, String>,
+    options: &SyncOptions,
+    settings: &Settings,
+) -> Result<Plan> {
+    let facts = lock.provenance.platforms.get(&platform.name);
+    let mut plan = Plan::new(prefix, platform.subdir, records);
+    for text in facts.map(|facts| facts.requested.as_slice()).unwrap_or_default() {
+        plan.requested.push(spec::parse_match_spec(text, None)?);
+    }
+    plan.variables = variables;
+    plan.command.clone_from(&options.command);
+    plan.link_mode = match options.link_mode {
+        Some(mode) => mode,
+        None if settings.always_copy.value => LinkMode::Copy,
+        None => settings
+            .link_mode
+            .value
+            .parse()
+            .map_err(|error: Error| error.because(format!("it was set by {}", settings.link_mode.source)))?,
+    };
+    plan.compile = settings.compile.value && !options.no_compile;
+    plan.clobber = options.clobber;
+    plan.lock_timeout = options.lock_timeout;
+    plan.replace = replace;
+    plan.concurrency = settings.concurrency.value;
+    plan.cancel = options.cancel.clone();
+    let mut allow = Vec::new();
+    for name in &options.allow_link_scripts {
+        allow.push(name.parse().map_err(|error| Error::usage(format!("`{name}` is no package name")).because(error))?);
+    }
+    plan.link_scripts = LinkScripts { allow };
+    plan.metadata = json!({
+        "lock": stamp_facts,
+        "input_digest": facts.and_then(|facts| facts.input_digest.clone()),
+        "channels": if lock.provenance.channels.is_empty() { &lock.channels } else { &lock.provenance.channels },
+        "channel_priority": facts.and_then(|facts| facts.channel_priority.clone()),
+        "virtual_packages": platform.virtual_packages.iter().map(|package| json!({
+            "name": package.name,
+            "version": package.version,
+            "build": package.build,
+            "provenance": package.provenance,
+            "source": package.source,
+        })).collect::<Vec<_>>(),
+        "gpu": facts.and_then(|facts| facts.gpu.as_ref()),
+    });
+    Ok(plan)
+}

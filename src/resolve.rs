@@ -1,0 +1,551 @@
+//! From the inputs of a command to a solution: reads the files, judges the machine, names the channels, loads the
+//! records, solves. One path for `create` and for everything that plans.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rattler_conda_types::{MatchSpec, RepoDataRecord, Subdir};
+use sha2::{Digest, Sha256};
+
+use crate::channel::{self, ResolvedChannel, Session};
+use crate::config::Settings;
+use crate::error::{Error, Kind, Result};
+use crate::platform::{self, GpuIntent, Target, TargetOptions};
+use crate::report::{Phase, Progress};
+use crate::solve::{self, PriorityChoice, Solution};
+use crate::spec::{self, ChannelEntry, Dependency, EnvSpec, Fetched, Input};
+
+/// What a command was asked for.
+#[derive(Debug, Clone, Default)]
+pub struct Inputs {
+    /// Values of `-f`.
+    pub files: Vec<String>,
+    /// Match specs of the command line.
+    pub specs: Vec<String>,
+    /// Values of `-c`, which come before the channels of files.
+    pub channels: Vec<String>,
+    /// `--override-channels`.
+    pub override_channels: bool,
+    /// `--channel-priority`; else the setting.
+    pub priority: Option<PriorityChoice>,
+    /// `--exclude-newer`; else the setting.
+    pub exclude_newer: Option<String>,
+    /// `--platform`.
+    pub platform: Option<String>,
+    /// `--cuda`.
+    pub cuda: Option<String>,
+    /// `--virtual-package`.
+    pub virtual_packages: Vec<String>,
+    /// `--gpu`.
+    pub gpu: GpuIntent,
+    /// `--no-pip`.
+    pub no_pip: bool,
+    /// Add the configuration's `create_default_packages`.
+    pub default_packages: bool,
+    /// `-n` or `-p` was given.
+    pub target_given: bool,
+}
+
+/// The request after reading, before any repodata was looked at.
+pub struct Prepared {
+    /// The merged inputs.
+    pub spec: EnvSpec,
+    /// The machine.
+    pub target: Target,
+    /// Channels in priority order.
+    pub channels: Vec<ResolvedChannel>,
+    /// How channels are ranked.
+    pub priority: PriorityChoice,
+    /// Nothing newer than this.
+    pub exclude_newer: Option<jiff::Timestamp>,
+    /// What to do about the GPU.
+    pub gpu: GpuIntent,
+    /// Pins of the configuration, with their source.
+    pub pinned: Vec<solve::PinnedSpec>,
+    /// sha256 (hex) of everything above that decides what is installed. Equal digests mean equal requests; repodata is
+    /// not part of it.
+    pub digest: String,
+}
+
+/// Reads the inputs and judges the machine.
+///
+/// # Errors
+/// Files that cannot be read or are malformed, bad options, unknown channels.
+pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, progress: &dyn Progress) -> Result<Prepared> {
+    let fetched = fetch(inputs, session).await?;
+    prepare_fetched(&fetched, inputs, settings, progress)
+}
+
+/// The texts of the input files.
+///
+/// # Errors
+/// Files that cannot be read, URLs that do not answer.
+pub async fn fetch(inputs: &Inputs, session: &Session) -> Result<Vec<Fetched>> {
+    let cwd = std::env::current_dir().map_err(|error| Error::failure("the current folder is gone").because(error))?;
+    let mut fetched = Vec::new();
+    for file in &inputs.files {
+        let input = Input::parse(file)?;
+        fetched.push(match (input.read_local(&cwd)?, input) {
+            (Some(text), _) => text,
+            (None, Input::Url(url)) => session.fetch_text(&url).await?,
+            (None, _) => return Err(Error::failure(format!("cannot read `{file}`"))),
+        });
+    }
+    Ok(fetched)
+}
+
+/// As [`prepare`], from texts that were read already.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn prepare_fetched(fetched: &[Fetched], inputs: &Inputs, settings: &Settings, progress: &dyn Progress) -> Result<Prepared> {
+    let cwd = std::env::current_dir().map_err(|error| Error::failure("the current folder is gone").because(error))?;
+    let mut options = TargetOptions::from_settings(settings.env.clone(), settings);
+    options.platform.clone_from(&inputs.platform);
+    options.cuda.clone_from(&inputs.cuda);
+    options.gpu = inputs.gpu;
+    options.virtual_packages.clone_from(&inputs.virtual_packages);
+    let subdir = platform::subdir(&options)?.0;
+
+    let spec = read_spec(fetched, inputs, subdir, cwd.clone())?;
+    for warning in &spec.warnings {
+        progress.warn(&warning.to_string(), warning.hints());
+    }
+    if let Some(first) = spec.pip.first() {
+        if inputs.no_pip {
+            progress.note(&format!("the `pip:` section is skipped (--no-pip): {} not installed", count(spec.pip.len(), "item")));
+        } else {
+            let mut error = Error::failure("the `pip:` section cannot be installed yet")
+                .because("leaving it out silently would make another environment than the file asks for")
+                .hint("`--no-pip` creates the environment without it");
+            if let Some(place) = first.place.clone() {
+                error = error.at(place);
+            }
+            return Err(error);
+        }
+    }
+    if !spec.platforms.is_empty() && !spec.platforms.contains(&subdir) {
+        let listed: Vec<_> = spec.platforms.iter().map(|platform| platform.as_str()).collect();
+        progress.warn(&format!("the file is for {}, this solve is for {subdir}", listed.join(", ")), &[]);
+    }
+
+    options.variables.clone_from(&spec.variables);
+    let target = platform::target(&options)?;
+    for remark in &target.remarks {
+        progress.note(remark);
+    }
+    let mut entries: Vec<ChannelEntry> = inputs.channels.iter().map(|text| ChannelEntry { text: text.clone(), place: None }).collect();
+    let from_command_line = !entries.is_empty();
+    entries.extend(spec.channels.iter().cloned());
+    // `conda-forge::numpy` asks for its channel too, after those that are listed.
+    entries.extend(spec.dependencies.iter().filter_map(channel_of));
+    let wanted_python = python_versions(&spec);
+    let host = || channel::host_url(settings, wanted_python.clone(), progress);
+    let expanded = channel::expand(
+        &entries,
+        settings,
+        channel::ExpandOptions {
+            override_channels: inputs.override_channels,
+            declared: spec.channels_declared || from_command_line,
+            nodefaults: spec.nodefaults,
+            root_dir: &cwd,
+            host: Some(&host),
+        },
+    )?;
+    for note in &expanded.notes {
+        progress.note(note);
+    }
+    let channels = expanded.channels;
+
+    let priority = match inputs.priority {
+        Some(priority) => priority,
+        None => parse_priority(&settings.channel_priority.value, &settings.channel_priority.source)?,
+    };
+    let exclude_newer = match &inputs.exclude_newer {
+        Some(text) => Some(
+            crate::config::parse_exclude_newer(text, jiff::Timestamp::now())
+                .map_err(|why| Error::usage("bad value of `--exclude-newer`").because(why))?,
+        ),
+        None => settings.exclude_newer.value,
+    };
+    let mut pinned = Vec::new();
+    for text in &settings.pinned_packages.value {
+        let source = format!("pinned_packages of {}", settings.pinned_packages.source);
+        pinned.push(solve::PinnedSpec {
+            spec: spec::parse_match_spec(text, None).map_err(|error| error.context(format!("bad pin in {source}")))?,
+            source,
+        });
+    }
+    let digest = digest(&spec, &target, &channels, priority, exclude_newer, inputs, settings);
+    Ok(Prepared { spec, target, channels, priority, exclude_newer, gpu: inputs.gpu, pinned, digest })
+}
+
+/// The channel that a dependency names for itself.
+fn channel_of(dependency: &Dependency) -> Option<ChannelEntry> {
+    let Dependency::Match { spec, text, place } = dependency else { return None };
+    let channel = spec.channel.as_ref()?;
+    let written = match text.split_once("::") {
+        Some((written, _)) => written.trim().trim_start_matches(['"', '\'']).to_owned(),
+        None => channel.name.clone().unwrap_or_else(|| channel.base_url.url().to_string()),
+    };
+    let written = match written.rsplit_once('/') {
+        Some((channel, subdir)) if subdir.parse::<Subdir>().is_ok() => channel.to_owned(),
+        _ => written,
+    };
+    Some(ChannelEntry { text: written, place: place.clone() })
+}
+
+/// The versions of Python that the request names, for the `host` channel; empty for any.
+fn python_versions(spec: &EnvSpec) -> Vec<String> {
+    let mut wanted = Vec::new();
+    for dependency in &spec.dependencies {
+        if let Dependency::Match { spec, .. } = dependency
+            && spec.name.as_exact().is_some_and(|name| name.as_normalized() == "python")
+        {
+            match &spec.version {
+                Some(version) => wanted.push(version.to_string()),
+                None => return Vec::new(),
+            }
+        }
+    }
+    wanted
+}
+
+fn read_spec(fetched: &[Fetched], inputs: &Inputs, subdir: Subdir, root_dir: PathBuf) -> Result<EnvSpec> {
+    let options = spec::ReadOptions { subdir, root_dir, env: |name| std::env::var(name).ok(), target_given: inputs.target_given };
+    spec::read(fetched, &inputs.specs, &options)
+}
+
+/// `3 items`, `1 item`.
+pub fn count(number: usize, word: &str) -> String {
+    if number == 1 { format!("{number} {word}") } else { format!("{number} {word}s") }
+}
+
+fn parse_priority(text: &str, source: &str) -> Result<PriorityChoice> {
+    Ok(match text {
+        "auto" => PriorityChoice::Auto,
+        "strict" => PriorityChoice::Strict,
+        "flexible" => PriorityChoice::Flexible,
+        "disabled" => PriorityChoice::Disabled,
+        other => {
+            return Err(Error::usage(format!("`{other}` is no channel priority"))
+                .because(format!("it was set by {source}"))
+                .hint("use auto, strict, flexible or disabled"));
+        }
+    })
+}
+
+fn digest(
+    spec: &EnvSpec,
+    target: &Target,
+    channels: &[ResolvedChannel],
+    priority: PriorityChoice,
+    exclude_newer: Option<jiff::Timestamp>,
+    inputs: &Inputs,
+    settings: &Settings,
+) -> String {
+    let virtual_packages: Vec<String> = target.virtual_packages.iter().map(|package| package.package.to_string()).collect();
+    let explicit: Option<Vec<String>> = spec.explicit.as_ref().map(|explicit| {
+        explicit.packages.iter().map(|package| format!("{}#{:?}", crate::spec::mask_secrets(package.url.as_str()), package.hash)).collect()
+    });
+    let facts = serde_json::json!({
+        "version": 1,
+        "dependencies": spec.dependencies.iter().map(|dependency| spec::mask_secrets(dependency.text())).collect::<Vec<_>>(),
+        "pip": if inputs.no_pip { vec![] } else { spec.pip.iter().map(|item| format!("{item:?}")).collect::<Vec<_>>() },
+        "explicit": explicit,
+        "variables": spec.variables,
+        "channels": channels.iter().map(|channel| &channel.display).collect::<Vec<_>>(),
+        "priority": priority,
+        "exclude_newer": exclude_newer.map(|time| time.to_string()),
+        "subdir": target.subdir.as_str(),
+        "virtual_packages": virtual_packages,
+        "gpu": inputs.gpu,
+        "pins": settings.pinned_packages.value,
+        "default_packages": if inputs.default_packages { settings.create_default_packages.value.clone() } else { vec![] },
+    });
+    let hash = Sha256::digest(facts.to_string().as_bytes());
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The records of a prepared request, and how they came about.
+pub struct Resolved {
+    /// Dependencies first.
+    pub records: Vec<RepoDataRecord>,
+    /// What was asked for (for `conda-meta`).
+    pub requested: Vec<MatchSpec>,
+    /// `None` for explicit lists, which need no solver.
+    pub solution: Option<Solution>,
+}
+
+/// Loads what is needed of the channels and solves.
+///
+/// # Errors
+/// [`Kind::Network`] for channels that do not answer; [`Kind::Unsatisfiable`].
+pub async fn resolve(
+    prepared: &Prepared,
+    locked: Vec<RepoDataRecord>,
+    update: solve::Favor,
+    inputs: &Inputs,
+    settings: &Settings,
+    session: &Session,
+    progress: Arc<dyn Progress>,
+) -> Result<Resolved> {
+    if let Some(explicit) = &prepared.spec.explicit {
+        if let Some(platform) = explicit.platform
+            && platform != prepared.target.subdir
+        {
+            progress.warn(&format!("the explicit list is for {platform}, this environment is for {}", prepared.target.subdir), &[]);
+        }
+        let records = records_of(&explicit.packages, session, progress).await?;
+        let requested = Vec::new();
+        return Ok(Resolved { records: solve::topological(records), requested, solution: None });
+    }
+
+    let mut specs = Vec::new();
+    let mut direct = Vec::new();
+    for dependency in &prepared.spec.dependencies {
+        match dependency {
+            Dependency::Match { spec, .. } => specs.push(spec.clone()),
+            Dependency::Package { url, hash, place, .. } => {
+                direct.push(spec::ExplicitPackage { url: url.clone(), hash: *hash, place: place.clone() });
+            }
+        }
+    }
+    if inputs.default_packages {
+        let named: BTreeSet<String> = specs.iter().filter_map(name_of).collect();
+        for text in &settings.create_default_packages.value {
+            let spec = spec::parse_match_spec(text, None)
+                .map_err(|error| error.context(format!("bad `create_default_packages` in {}", settings.create_default_packages.source)))?;
+            if name_of(&spec).is_none_or(|name| !named.contains(&name)) {
+                specs.push(spec);
+            }
+        }
+    }
+    // An archive given by URL is one fixed candidate of its name.
+    let mut pins = Vec::new();
+    if !direct.is_empty() {
+        pins = records_of(&direct, session, progress.clone()).await?;
+        for record in &pins {
+            let exact = format!(
+                "{} =={} {}",
+                record.package_record.name.as_normalized(),
+                record.package_record.version,
+                record.package_record.build
+            );
+            specs.push(spec::parse_match_spec(&exact, None)?);
+        }
+    }
+
+    let subdirs = [prepared.target.subdir, Subdir::NoArch];
+    let mut wanted = specs.clone();
+    for record in &pins {
+        for depend in &record.package_record.depends {
+            if let Ok(spec) = spec::parse_match_spec(depend, None) {
+                wanted.push(spec);
+            }
+        }
+    }
+    for record in &locked {
+        if let Ok(spec) = spec::parse_match_spec(record.package_record.name.as_normalized(), None) {
+            wanted.push(spec);
+        }
+    }
+    let repodata = session.repodata(&prepared.channels, &subdirs, &wanted, true).await?;
+
+    let locked = adopt(locked, &repodata);
+    let mut request = solve::Request::new(prepared.target.clone());
+    request.specs.clone_from(&specs);
+    request.pinned_specs.clone_from(&prepared.pinned);
+    request.pins = pins;
+    request.locked = locked;
+    request.update = update;
+    request.channels = prepared.channels.iter().map(|channel| channel.display.clone()).collect();
+    request.priority = prepared.priority;
+    request.gpu = prepared.gpu;
+    request.exclude_newer = prepared.exclude_newer;
+    request.driver_version = prepared.target.gpu.driver_version();
+    request.pip_names = prepared.spec.pip.iter().filter_map(pip_name).collect();
+    request.lookup = Some(Arc::new(SessionLookup {
+        session: session.quiet(),
+        channels: prepared.channels.clone(),
+        subdir: prepared.target.subdir,
+        settings: settings.clone(),
+        handle: tokio::runtime::Handle::current(),
+    }));
+    let cancel = solve::CancellationToken::new();
+    request.cancel = Some(cancel.clone());
+    let guard = CancelOnDrop(Some(cancel));
+    let task = progress.start(Phase::Solve, prepared.target.subdir.as_str(), None);
+    let mut quick = request.clone();
+    quick.lookup = None;
+    let mut solved = solve_on_thread(quick, repodata).await;
+    if solved.as_ref().is_err_and(|error| error.kind() == Kind::Unsatisfiable) {
+        // The gateway leaves out records that no spec matches. They are what explains why nothing fits.
+        let names: Vec<MatchSpec> =
+            wanted.iter().filter_map(|spec| spec.name.as_exact().map(|name| MatchSpec::from(name.clone()))).collect();
+        let repodata = session.repodata(&prepared.channels, &subdirs, &names, true).await?;
+        solved = solve_on_thread(request, repodata).await;
+    }
+    progress.finish(task);
+    guard.disarm();
+    let solution = solved?;
+    for warning in &solution.warnings {
+        progress.warn(warning, &[]);
+    }
+    Ok(Resolved { records: solution.records.clone(), requested: specs, solution: Some(solution) })
+}
+
+async fn solve_on_thread(request: solve::Request, repodata: Vec<rattler_repodata_gateway::RepoData>) -> Result<Solution> {
+    tokio::task::spawn_blocking(move || solve::solve(&request, &repodata))
+        .await
+        .map_err(|error| Error::failure("the solver stopped").because(error))?
+}
+
+fn pip_name(item: &spec::PipItem) -> Option<String> {
+    match &item.kind {
+        spec::PipKind::Requirement { requirement, .. } => Some(requirement.name.to_string()),
+        _ => None,
+    }
+}
+
+/// The hash that an explicit list or a dependency gives for an archive.
+fn archive(package: &spec::ExplicitPackage) -> crate::install::Archive {
+    let (mut md5, mut sha256) = (None, None);
+    match &package.hash {
+        Some(spec::ExplicitHash::Md5(hash)) => md5 = Some(*hash),
+        Some(spec::ExplicitHash::Sha256(hash)) => sha256 = Some(*hash),
+        None => {}
+    }
+    crate::install::Archive { url: package.url.clone(), md5, sha256 }
+}
+
+/// Records for archives named by URL, with the metadata inside them.
+async fn records_of(packages: &[spec::ExplicitPackage], session: &Session, progress: Arc<dyn Progress>) -> Result<Vec<RepoDataRecord>> {
+    let archives: Vec<_> = packages.iter().map(archive).collect();
+    crate::install::records_for_archives(
+        &archives,
+        &session.package_cache,
+        session.client.clone(),
+        progress,
+        &crate::install::Cancel::new(),
+    )
+    .await
+}
+
+/// Installed records as the channels describe them, where they still do: conda-meta written by other tools may lack
+/// dependencies.
+fn adopt(installed: Vec<RepoDataRecord>, repodata: &[rattler_repodata_gateway::RepoData]) -> Vec<RepoDataRecord> {
+    installed
+        .into_iter()
+        .map(|record| {
+            let same = repodata.iter().flat_map(rattler_repodata_gateway::RepoData::iter).find(|known| {
+                let (a, b) = (&known.package_record, &record.package_record);
+                a.name == b.name && a.version == b.version && a.build == b.build && known.identifier == record.identifier
+            });
+            same.cloned().unwrap_or(record)
+        })
+        .collect()
+}
+
+/// Stops the solver's thread when the future that waits for it is dropped.
+struct CancelOnDrop(Option<solve::CancellationToken>);
+
+impl CancelOnDrop {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        if let Some(token) = &self.0 {
+            token.cancel();
+        }
+    }
+}
+
+fn name_of(spec: &MatchSpec) -> Option<String> {
+    spec.name.as_exact().map(|name| name.as_normalized().to_owned())
+}
+
+/// Tells what a solution decided: GPU outcome, lints, preflight.
+///
+/// # Errors
+/// None of it is an error here: `solve` has refused already what cannot be used.
+pub fn tell(solution: &Solution, progress: &dyn Progress) {
+    if let Some(line) = solution.gpu.line() {
+        progress.note(&line);
+    }
+    for lint in solution.lints.iter().chain(&solution.preflight) {
+        progress.warn(&format!("{} [{}]", lint.message, lint.code), &lint.hints);
+    }
+}
+
+/// Answers the questions of a failed solve from the channels. Called on the solver's thread.
+struct SessionLookup {
+    session: Session,
+    channels: Vec<ResolvedChannel>,
+    subdir: Subdir,
+    settings: Settings,
+    handle: tokio::runtime::Handle,
+}
+
+/// How long a hint may make a failed solve wait for the network.
+const HINT_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// Where a package that the given channels lack is looked for.
+const WELL_KNOWN: [&str; 4] = ["conda-forge", "nvidia", "bioconda", "pytorch"];
+
+impl SessionLookup {
+    fn wait<T>(&self, future: impl Future<Output = Result<T>>) -> Option<T> {
+        self.handle.block_on(async { tokio::time::timeout(HINT_LIMIT, future).await.ok()?.ok() })
+    }
+
+    fn has(&self, channels: &[ResolvedChannel], subdirs: &[Subdir], name: &str) -> bool {
+        let Ok(name) = name.parse() else { return false };
+        self.wait(self.session.records(channels, subdirs, &name)).is_some_and(|records| !records.is_empty())
+    }
+}
+
+impl solve::Lookup for SessionLookup {
+    fn names(&self) -> Vec<String> {
+        let names = self.wait(self.session.names(&self.channels, &[self.subdir, Subdir::NoArch])).unwrap_or_default();
+        names.iter().map(|name| name.as_normalized().to_owned()).collect()
+    }
+
+    fn other_channels(&self, name: &str) -> Vec<String> {
+        if self.session.offline {
+            return Vec::new();
+        }
+        let options = channel::ExpandOptions {
+            override_channels: true,
+            declared: true,
+            nodefaults: true,
+            root_dir: std::path::Path::new("."),
+            host: None,
+        };
+        let mut candidates = self.settings.channels.value.clone();
+        candidates.extend(WELL_KNOWN.map(str::to_owned));
+        let mut found = Vec::new();
+        for candidate in candidates {
+            if found.contains(&candidate) || self.channels.iter().any(|channel| channel.display == candidate) {
+                continue;
+            }
+            let entry = ChannelEntry { text: candidate.clone(), place: None };
+            if let Ok(expanded) = channel::expand(&[entry], &self.settings, options)
+                && self.has(&expanded.channels, &[self.subdir, Subdir::NoArch], name)
+            {
+                found.push(candidate);
+            }
+        }
+        found
+    }
+
+    fn other_subdirs(&self, name: &str) -> Vec<Subdir> {
+        [Subdir::Linux64, Subdir::LinuxAarch64, Subdir::OsxArm64, Subdir::Osx64, Subdir::Win64]
+            .into_iter()
+            .filter(|subdir| *subdir != self.subdir && self.has(&self.channels, &[*subdir], name))
+            .collect()
+    }
+}

@@ -1,0 +1,14 @@
+//! Black-box tests of the binary, one file per command group, through one hermetic `TestEnv`.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+mod concurrency;
+mod create;
+mod environments;
+mod export;
+mod gpu;
+mod host;
+mod interop;
+mod malformed;
+mod reference;
