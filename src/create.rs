@@ -33,6 +33,10 @@ pub struct Options {
     pub no_compile: bool,
     /// Let later packages overwrite files of earlier ones.
     pub clobber: bool,
+    /// Let packages have symbolic links that point out of the environment.
+    pub allow_external_links: bool,
+    /// Replace a frozen environment too.
+    pub override_frozen: bool,
     /// Packages whose link scripts may run.
     pub allow_link_scripts: Vec<String>,
     /// How long to wait for the prefix lock.
@@ -80,7 +84,7 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
         match install::state_of_target(&prefix)? {
             TargetState::Environment(existing) => match difference(&existing, &prepared) {
                 None => return Ok(Outcome::Same { prefix }),
-                Some(_) if options.force => {}
+                Some(_) if options.force => install::refuse_frozen(&existing, options.override_frozen)?,
                 Some(why) => {
                     return Err(Error::failure(format!("there already is an environment at `{}`, and it differs", prefix.display()))
                         .because(why)
@@ -90,7 +94,7 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
             },
             TargetState::Absent | TargetState::EmptyFolder | TargetState::Foreign | TargetState::File => {
                 // Refused now rather than after a long solve.
-                install::accept_target(&prefix, options.force)?;
+                install::accept_target(&prefix, options.force, options.override_frozen)?;
             }
         }
     }
@@ -109,6 +113,7 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
         Err(error) => {
             // Another process may have made the very environment while this one waited for its lock.
             if !options.force
+                && !plan.placed.load(std::sync::atomic::Ordering::SeqCst)
                 && let Ok(TargetState::Environment(existing)) = install::state_of_target(&planned.prefix)
                 && difference(&existing, &planned.prepared).is_none()
             {
@@ -117,49 +122,6 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
             Err(error)
         }
     }
-}
-
-/// The plan of adding `inputs` to an environment: what is installed stays as it is where the request allows, and nothing
-/// is taken away. The records are those that would change.
-///
-/// # Errors
-/// No environment at `prefix`; as for [`create`].
-pub async fn plan_install(prefix: &std::path::Path, inputs: &Inputs, settings: &Settings, progress: Arc<dyn Progress>) -> Result<Planned> {
-    let session = Session::open(settings, progress.clone())?;
-    let mut inputs = inputs.clone();
-    inputs.target_given = true;
-    let mut prepared = resolve::prepare(&inputs, settings, &session, &*progress).await?;
-    let installed: Vec<RepoDataRecord> =
-        crate::prefix::Prefix::open(prefix)?.records()?.into_iter().map(|record| record.repodata_record).collect();
-    let mut named = std::collections::BTreeSet::new();
-    for dependency in &prepared.spec.dependencies {
-        if let crate::spec::Dependency::Match { spec, .. } = dependency
-            && let Some(name) = spec.name.as_exact()
-        {
-            named.insert(name.clone());
-        }
-    }
-    for record in &installed {
-        let name = &record.package_record.name;
-        if !named.contains(name) {
-            let text = name.as_normalized().to_owned();
-            let spec = crate::spec::parse_match_spec(&text, None)?;
-            prepared.spec.dependencies.push(crate::spec::Dependency::Match { spec, text, place: None });
-        }
-    }
-    let mut resolved =
-        resolve::resolve(&prepared, installed.clone(), solve::Favor::AllBut(named), &inputs, settings, &session, progress.clone()).await?;
-    if let Some(solution) = &resolved.solution {
-        resolve::tell(solution, &*progress);
-    }
-    resolved.records.retain(|record| {
-        let new = &record.package_record;
-        !installed.iter().any(|old| {
-            let old = &old.package_record;
-            old.name == new.name && old.version == new.version && old.build == new.build
-        })
-    });
-    Ok(Planned { prefix: prefix.to_owned(), prepared, resolved })
 }
 
 fn place(options: &Options, prepared: &Prepared, settings: &Settings) -> Result<PathBuf> {
@@ -192,7 +154,7 @@ fn difference(existing: &ExistingEnvironment, prepared: &Prepared) -> Option<Str
     install::first_damage(&existing.prefix, stamp)
 }
 
-fn plan(planned: &Planned, options: &Options, settings: &Settings) -> Result<Plan> {
+pub(crate) fn plan(planned: &Planned, options: &Options, settings: &Settings) -> Result<Plan> {
     let prepared = &planned.prepared;
     let mut plan = Plan::new(&planned.prefix, prepared.target.subdir, planned.resolved.records.clone());
     plan.requested.clone_from(&planned.resolved.requested);
@@ -209,6 +171,8 @@ fn plan(planned: &Planned, options: &Options, settings: &Settings) -> Result<Pla
     };
     plan.compile = settings.compile.value && !options.no_compile;
     plan.clobber = options.clobber;
+    plan.external_links = if options.allow_external_links { install::ExternalLinks::Warn } else { install::ExternalLinks::Deny };
+    plan.override_frozen = options.override_frozen;
     plan.lock_timeout = options.lock_timeout;
     plan.replace = options.force;
     plan.concurrency = settings.concurrency.value;
@@ -223,7 +187,7 @@ fn plan(planned: &Planned, options: &Options, settings: &Settings) -> Result<Pla
 }
 
 /// What is recorded about how the environment came about.
-fn facts(planned: &Planned) -> Value {
+pub(crate) fn facts(planned: &Planned) -> Value {
     let prepared = &planned.prepared;
     let solution = planned.resolved.solution.as_ref();
     json!({
@@ -280,7 +244,7 @@ pub fn plan_json(planned: &Planned, dry_run: bool) -> Value {
         "virtual_packages": virtual_packages(prepared),
         "gpu": solution.map(|solution| &solution.gpu),
         "lints": solution.map(|solution| solution.lints.iter().chain(&solution.preflight).collect::<Vec<_>>()),
-        "total_size": records.iter().filter_map(|record| record.package_record.size).sum::<u64>(),
+        "total_size": install::total_size(records),
     })
 }
 
@@ -315,6 +279,6 @@ pub fn record_json(record: &RepoDataRecord, fetch: bool) -> Value {
     })
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

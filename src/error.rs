@@ -12,8 +12,7 @@ use std::sync::Arc;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What sort of failure this is. The exit codes are public and never change meaning (see `docs/exit-codes.md`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Anything that has no code of its own.
     Failure,
@@ -37,7 +36,29 @@ pub enum Kind {
     Run(u8),
 }
 
+impl serde::Serialize for Kind {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
 impl Kind {
+    /// The name in JSON documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Failure => "failure",
+            Kind::Usage => "usage",
+            Kind::Unsatisfiable => "unsatisfiable",
+            Kind::Drift => "drift",
+            Kind::Verification => "verification",
+            Kind::GpuCheck => "gpu-check",
+            Kind::Network => "network",
+            Kind::NotTested => "not-tested",
+            Kind::Interrupted => "interrupted",
+            Kind::Run(_) => "run",
+        }
+    }
+
     /// The process exit code.
     pub const fn exit_code(self) -> u8 {
         match self {

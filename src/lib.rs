@@ -9,6 +9,8 @@
 //! `cli` holds no logic and only `ui` writes to the terminal.
 #![deny(unsafe_code)]
 
+/// Changing an environment: install, update, remove, copy, rename, variables.
+pub mod change;
 /// Channel names to URLs, credentials, mirrors, repodata; the `host` channel.
 pub mod channel;
 /// Command line: arguments in, one library call, result to `ui`.

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::channel::{self, ResolvedChannel, Session};
 use crate::config::Settings;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::platform::{self, GpuIntent, Target, TargetOptions};
 use crate::report::{Phase, Progress};
 use crate::solve::{self, PriorityChoice, Solution};
@@ -45,6 +45,9 @@ pub struct Inputs {
     pub default_packages: bool,
     /// `-n` or `-p` was given.
     pub target_given: bool,
+    /// Channels to use where neither the command line alone (`override_channels`) nor a file decides: those that an
+    /// existing environment was made from. The configured ones do not count then.
+    pub fallback_channels: Vec<String>,
 }
 
 /// The request after reading, before any repodata was looked at.
@@ -77,16 +80,21 @@ pub async fn prepare(inputs: &Inputs, settings: &Settings, session: &Session, pr
     prepare_fetched(&fetched, inputs, settings, progress)
 }
 
+fn current_folder() -> Result<PathBuf> {
+    std::env::current_dir().map_err(|error| Error::failure("the current folder is gone").because(error))
+}
+
 /// The texts of the input files.
 ///
 /// # Errors
 /// Files that cannot be read, URLs that do not answer.
 pub async fn fetch(inputs: &Inputs, session: &Session) -> Result<Vec<Fetched>> {
-    let cwd = std::env::current_dir().map_err(|error| Error::failure("the current folder is gone").because(error))?;
+    let cwd = current_folder()?;
     let mut fetched = Vec::new();
     for file in &inputs.files {
         let input = Input::parse(file)?;
-        fetched.push(match (input.read_local(&cwd)?, input) {
+        let (local, input) = read_local(input, cwd.clone()).await;
+        fetched.push(match (local?, input) {
             (Some(text), _) => text,
             (None, Input::Url(url)) => session.fetch_text(&url).await?,
             (None, _) => return Err(Error::failure(format!("cannot read `{file}`"))),
@@ -95,12 +103,22 @@ pub async fn fetch(inputs: &Inputs, session: &Session) -> Result<Vec<Fetched>> {
     Ok(fetched)
 }
 
+/// What the files and specs of `inputs` say, judged for the platform of `inputs`.
+///
+/// # Errors
+/// Malformed files or specs.
+pub fn read_inputs(inputs: &Inputs, fetched: &[Fetched], settings: &Settings) -> Result<EnvSpec> {
+    let mut options = TargetOptions::from_settings(settings.env.clone(), settings);
+    options.platform.clone_from(&inputs.platform);
+    read_spec(fetched, inputs, platform::subdir(&options)?.0, current_folder()?)
+}
+
 /// As [`prepare`], from texts that were read already.
 ///
 /// # Errors
 /// As [`prepare`].
 pub fn prepare_fetched(fetched: &[Fetched], inputs: &Inputs, settings: &Settings, progress: &dyn Progress) -> Result<Prepared> {
-    let cwd = std::env::current_dir().map_err(|error| Error::failure("the current folder is gone").because(error))?;
+    let cwd = current_folder()?;
     let mut options = TargetOptions::from_settings(settings.env.clone(), settings);
     options.platform.clone_from(&inputs.platform);
     options.cuda.clone_from(&inputs.cuda);
@@ -140,14 +158,20 @@ pub fn prepare_fetched(fetched: &[Fetched], inputs: &Inputs, settings: &Settings
     entries.extend(spec.channels.iter().cloned());
     // `conda-forge::numpy` asks for its channel too, after those that are listed.
     entries.extend(spec.dependencies.iter().filter_map(channel_of));
+    let fall_back = !inputs.override_channels && !spec.channels_declared && !inputs.fallback_channels.is_empty();
+    if fall_back {
+        let known: BTreeSet<String> = entries.iter().map(|entry| entry.text.clone()).collect();
+        let more = inputs.fallback_channels.iter().filter(|text| !known.contains(*text));
+        entries.extend(more.map(|text| ChannelEntry { text: text.clone(), place: None }));
+    }
     let wanted_python = python_versions(&spec);
     let host = || channel::host_url(settings, wanted_python.clone(), progress);
     let expanded = channel::expand(
         &entries,
         settings,
         channel::ExpandOptions {
-            override_channels: inputs.override_channels,
-            declared: spec.channels_declared || from_command_line,
+            override_channels: inputs.override_channels || fall_back,
+            declared: spec.channels_declared || from_command_line || fall_back,
             nodefaults: spec.nodefaults,
             root_dir: &cwd,
             host: Some(&host),
@@ -194,6 +218,17 @@ fn channel_of(dependency: &Dependency) -> Option<ChannelEntry> {
         _ => written,
     };
     Some(ChannelEntry { text: written, place: place.clone() })
+}
+
+/// Reads on a thread of its own: a terminal or a pipe may stay silent for ever, and Ctrl-C must end the command all the same.
+async fn read_local(input: Input, cwd: PathBuf) -> (Result<Option<Fetched>>, Input) {
+    let (send, receive) = tokio::sync::oneshot::channel();
+    let reader = input.clone();
+    std::thread::spawn(move || {
+        let _ = send.send(reader.read_local(&cwd));
+    });
+    let read = receive.await.unwrap_or_else(|_| Err(Error::failure("the input could not be read")));
+    (read, input)
 }
 
 /// The versions of Python that the request names, for the `host` channel; empty for any.
@@ -281,7 +316,7 @@ pub struct Resolved {
 /// Loads what is needed of the channels and solves.
 ///
 /// # Errors
-/// [`Kind::Network`] for channels that do not answer; [`Kind::Unsatisfiable`].
+/// `Kind::Network` for channels that do not answer; `Kind::Unsatisfiable`.
 pub async fn resolve(
     prepared: &Prepared,
     locked: Vec<RepoDataRecord>,
@@ -322,6 +357,9 @@ pub async fn resolve(
             }
         }
     }
+    for spec in &mut specs {
+        session.trust_spec(spec)?;
+    }
     // An archive given by URL is one fixed candidate of its name.
     let mut pins = Vec::new();
     if !direct.is_empty() {
@@ -351,7 +389,9 @@ pub async fn resolve(
             wanted.push(spec);
         }
     }
-    let repodata = session.repodata(&prepared.channels, &subdirs, &wanted, true).await?;
+    // By name alone: records that the gateway filters out decide about strict channel priority, and explain why nothing fits.
+    let names: Vec<MatchSpec> = wanted.iter().filter_map(|spec| spec.name.as_exact().map(|name| MatchSpec::from(name.clone()))).collect();
+    let repodata = if names.is_empty() { Vec::new() } else { session.repodata(&prepared.channels, &subdirs, &names, true).await? };
 
     let locked = adopt(locked, &repodata);
     let mut request = solve::Request::new(prepared.target.clone());
@@ -377,16 +417,7 @@ pub async fn resolve(
     request.cancel = Some(cancel.clone());
     let guard = CancelOnDrop(Some(cancel));
     let task = progress.start(Phase::Solve, prepared.target.subdir.as_str(), None);
-    let mut quick = request.clone();
-    quick.lookup = None;
-    let mut solved = solve_on_thread(quick, repodata).await;
-    if solved.as_ref().is_err_and(|error| error.kind() == Kind::Unsatisfiable) {
-        // The gateway leaves out records that no spec matches. They are what explains why nothing fits.
-        let names: Vec<MatchSpec> =
-            wanted.iter().filter_map(|spec| spec.name.as_exact().map(|name| MatchSpec::from(name.clone()))).collect();
-        let repodata = session.repodata(&prepared.channels, &subdirs, &names, true).await?;
-        solved = solve_on_thread(request, repodata).await;
-    }
+    let solved = solve_on_thread(request, repodata).await;
     progress.finish(task);
     guard.disarm();
     let solution = solved?;

@@ -409,7 +409,7 @@ fn strip_subdir(url: &mut Url) {
 }
 
 /// Takes token, user and password out of a channel's URL.
-fn take_secret(url: &mut Url) -> Result<Option<Credential>> {
+pub(super) fn take_secret(url: &mut Url) -> Result<Option<Credential>> {
     let mut secret = None;
     if url.scheme() == "file" {
         return Ok(None);

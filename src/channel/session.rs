@@ -87,7 +87,7 @@ impl Session {
         let credentials = client.credentials.clone();
         let client = client.lazy();
         let cache_dir = settings.cache_dir.value.clone();
-        rattler_cache::ensure_cache_dir(&cache_dir).map_err(|error| Error::io("make the cache folder", &cache_dir, &error))?;
+        rattler_cache::ensure_cache_dir(&cache_dir).map_err(|error| Error::io("make the cache folder", &cache_dir, &error).hint("choose another place for the cache: TARE_CACHE_DIR=PATH"))?;
         let packages = cache_dir.join(rattler_cache::PACKAGE_CACHE_DIR);
         let mut layers = vec![PackageCacheLayer::new(&packages).with_validation_mode(ValidationMode::Fast)];
         for folder in &settings.pkgs_dirs.value {
@@ -145,6 +145,24 @@ impl Session {
                 known.push(credential.clone());
             }
         }
+    }
+
+    /// Takes the secrets out of the channel of a spec (`https://USER:PASSWORD@host/channel::name`) and lets the client use
+    /// them: specs are matched with records, whose channels hold none, and are written into the environment.
+    ///
+    /// # Errors
+    /// A URL with both a token and a password.
+    pub fn trust_spec(&self, spec: &mut MatchSpec) -> Result<()> {
+        let Some(channel) = &spec.channel else { return Ok(()) };
+        let mut url = Url::clone(channel.base_url.url());
+        let Some(credential) = super::expand::take_secret(&mut url)? else { return Ok(()) };
+        let name = url.as_str().trim_end_matches('/').to_owned();
+        spec.channel = Some(Arc::new(Channel { platforms: channel.platforms.clone(), base_url: url.into(), name: Some(name) }));
+        let mut known = self.credentials.write().unwrap_or_else(PoisonError::into_inner);
+        if !known.contains(&credential) {
+            known.push(credential);
+        }
+        Ok(())
     }
 
     /// The records of all packages that `specs` name, with `recursive` also of their dependencies; one [`RepoData`] per
@@ -417,6 +435,11 @@ impl Session {
                     .hint("run the command once without --offline, or name a channel that is a folder"),
             };
         }
+        if let Some(io) = own_disk(error) {
+            return Error::failure(format!("cannot keep the repodata of {which} in the cache `{}`", self.cache_dir.display()))
+                .because(io)
+                .hint("free some disk space there, or choose another place for the cache: TARE_CACHE_DIR=PATH");
+        }
         if is_malformed(error) {
             let local = named.first().is_some_and(|channel| channel.channel.base_url.url().scheme() == "file");
             let error = |kind| Error::new(kind, format!("what {which} serves is no repodata")).because(format!("`{at}`")).because(&text);
@@ -426,12 +449,15 @@ impl Session {
             return error(Kind::Network).hint("open the address in a browser: a login page, a proxy or a broken mirror may be in the way");
         }
         let status = status_of(error);
+        let certificate = text.contains("invalid peer certificate");
         let made = Error::network(format!("{which} does not answer")).because(format!("`{at}`")).because(text);
         match (status, named.first()) {
             (Some(401 | 403), Some(channel)) => Error::network(format!("{which} refuses access"))
                 .because(format!("`{at}` answers {}", status.unwrap_or_default()))
                 .hint(login_hint(channel.channel.base_url.url())),
             (Some(407), _) => made.hint("the proxy wants credentials: proxy_servers: {https: http://USER:PASSWORD@proxy:3128}"),
+            _ if certificate => made
+                .hint("if the network has a certificate authority of its own, name its certificate: ssl_verify: /path/to/ca.pem in .condarc, or SSL_CERT_FILE=/path/to/ca.pem"),
             _ => made.hint("try again later, use a mirror (`mirrors` in config.toml), or `--offline` with what is in the cache"),
         }
     }
@@ -456,10 +482,22 @@ fn status_of(error: &GatewayError) -> Option<u16> {
     status.map(|status| status.as_u16())
 }
 
+/// What the system said about a file of the cache, if that is what failed.
+fn own_disk(error: &GatewayError) -> Option<&std::io::Error> {
+    use rattler_repodata_gateway::fetch::FetchRepoDataError;
+    let io = match error {
+        GatewayError::IoError(_, io)
+        | GatewayError::FetchRepoDataError(FetchRepoDataError::FailedToDownload(_, io) | FetchRepoDataError::IoError(io)) => io,
+        _ => return None,
+    };
+    io.raw_os_error().is_some().then_some(io)
+}
+
 /// Something came, and it was not what it should be.
 fn is_malformed(error: &GatewayError) -> bool {
     use rattler_repodata_gateway::fetch::FetchRepoDataError;
     match error {
+        _ if own_disk(error).is_some() => false,
         GatewayError::IoError(..) | GatewayError::ShardHashMismatch(_) | GatewayError::Generic(_) => true,
         GatewayError::FetchRepoDataError(FetchRepoDataError::FailedToDownload(_, error)) => {
             // The decoder's complaint, not the connection's.

@@ -62,6 +62,9 @@ pub enum Command {
     Install(Box<InstallArgs>),
     Lock(Box<LockArgs>),
     Sync(Box<SyncArgs>),
+    Update(Box<UpdateArgs>),
+    Remove(Box<RemoveArgs>),
+    Rename(Box<RenameArgs>),
     List(ListArgs),
     Export(ExportArgs),
     Convert(ConvertArgs),
@@ -177,6 +180,9 @@ pub struct LinkArgs {
     /// Let a later package overwrite files of an earlier one
     #[arg(long)]
     pub clobber: bool,
+    /// Accept packages with symbolic links that point out of the environment
+    #[arg(long)]
+    pub allow_external_links: bool,
     /// Run the link scripts of this package; can be repeated
     #[arg(long = "allow-link-script", value_name = "PACKAGE")]
     pub allow_link_scripts: Vec<String>,
@@ -224,9 +230,15 @@ pub struct CreateArgs {
     /// Accepted for scripts written for conda: tare never asks
     #[arg(short, long)]
     pub yes: bool,
-    /// Replace an existing environment that differs
+    /// Replace an existing environment that differs; files in it that belong to no package go with it
     #[arg(long)]
     pub force: bool,
+    /// With `--force`: replace an environment that is marked as frozen too
+    #[arg(long)]
+    pub override_frozen: bool,
+    /// Make a copy of this environment (a name or a path)
+    #[arg(long, value_name = "ENVIRONMENT", conflicts_with_all = ["specs", "files", "force"])]
+    pub clone: Option<String>,
     /// Skip the `pip:` sections of the files
     #[arg(long)]
     pub no_pip: bool,
@@ -241,12 +253,9 @@ pub struct CreateArgs {
     pub link: LinkArgs,
 }
 
-/// Plan the installation of packages into an existing environment (only `--dry-run` for now)
-#[derive(Debug, Clone, Args)]
-pub struct InstallArgs {
-    /// Match specs
-    #[arg(value_name = "SPEC", required = true)]
-    pub specs: Vec<String>,
+/// Options of every command that changes an environment.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ChangeArgs {
     #[command(flatten)]
     pub environment: EnvironmentArgs,
     /// Print what would be done
@@ -255,10 +264,123 @@ pub struct InstallArgs {
     /// Accepted for scripts written for conda: tare never asks
     #[arg(short, long)]
     pub yes: bool,
+    /// Change an environment that is marked as frozen (`conda-meta/frozen`) too
+    #[arg(long)]
+    pub override_frozen: bool,
+}
+
+/// Install packages into an existing environment
+///
+/// Everything that is there stays as it is where the request allows. Until the new state is complete the environment stays as it was.
+///
+/// Examples:
+///   tare install -n train numpy 'scipy>=1.11'
+///   tare install -n train -f more.yml
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct InstallArgs {
+    /// Match specs
+    #[arg(value_name = "SPEC", required_unless_present = "files")]
+    pub specs: Vec<String>,
+    /// environment.yml, list of match specs or @EXPLICIT list; can be repeated
+    #[arg(short, long = "file", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub files: Vec<String>,
+    #[command(flatten)]
+    pub change: ChangeArgs,
+    /// Link the named packages anew even if nothing about them changes
+    #[arg(long)]
+    pub force_reinstall: bool,
+    /// Skip the `pip:` sections of the files
+    #[arg(long)]
+    pub no_pip: bool,
     #[command(flatten)]
     pub channels: ChannelArgs,
     #[command(flatten)]
     pub target: TargetArgs,
+    #[command(flatten)]
+    pub link: LinkArgs,
+}
+
+/// Update packages of an environment, or make it equal to a file
+///
+/// With names: those packages move to their newest. Without names and files: all of them do. What was asked for when a package
+/// was installed (`python=3.11`) holds on; to lift it, ask for something else: tare install python=3.12
+///
+/// Examples:
+///   tare update -n train numpy
+///   tare update -n train
+///   tare update -f environment.yml --prune
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct UpdateArgs {
+    /// Names of installed packages, or match specs of them
+    #[arg(value_name = "SPEC")]
+    pub specs: Vec<String>,
+    /// environment.yml, list of match specs or @EXPLICIT list; can be repeated
+    #[arg(short, long = "file", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub files: Vec<String>,
+    /// Update all packages; this is what happens without SPEC and FILE
+    #[arg(short, long, conflicts_with_all = ["specs", "files"])]
+    pub all: bool,
+    /// Remove what the files do not ask for or need: the environment becomes what `create` makes of them
+    #[arg(long, requires = "files")]
+    pub prune: bool,
+    #[command(flatten)]
+    pub change: ChangeArgs,
+    /// Skip the `pip:` sections of the files
+    #[arg(long)]
+    pub no_pip: bool,
+    #[command(flatten)]
+    pub channels: ChannelArgs,
+    #[command(flatten)]
+    pub target: TargetArgs,
+    #[command(flatten)]
+    pub link: LinkArgs,
+}
+
+/// Remove packages from an environment, or a whole environment
+///
+/// Packages that need the removed ones go too, and so do those that nothing else needs.
+///
+/// Examples:
+///   tare remove -n train scipy
+///   tare remove -n train --all
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment, visible_alias = "uninstall")]
+pub struct RemoveArgs {
+    /// Names of installed packages
+    #[arg(value_name = "PACKAGE", required_unless_present = "all")]
+    pub packages: Vec<String>,
+    /// Remove the environment with everything in it
+    #[arg(long, conflicts_with = "packages")]
+    pub all: bool,
+    /// Keep packages that only the removed ones needed
+    #[arg(long)]
+    pub no_prune: bool,
+    #[command(flatten)]
+    pub change: ChangeArgs,
+    /// Seconds to wait for another process that is changing the environment
+    #[arg(long, value_name = "SECONDS")]
+    pub lock_timeout: Option<u64>,
+}
+
+/// Give an environment another name or path
+///
+/// The environment is made at the new place, then the old one is removed: at every moment one of the two is there.
+///
+/// Examples:
+///   tare rename train train-2024
+///   tare rename -p ./env ./env-old
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct RenameArgs {
+    /// Old name or path (not with -n or -p), and new name or path
+    #[arg(value_name = "NAME", required = true, num_args = 1..=2)]
+    pub names: Vec<String>,
+    #[command(flatten)]
+    pub change: ChangeArgs,
+    #[command(flatten)]
+    pub link: LinkArgs,
 }
 
 /// Lock the exact packages of an environment, for one or more platforms
@@ -520,8 +642,63 @@ pub enum EnvCommand {
     Create(Box<CreateArgs>),
     /// Same as `tare export`
     Export(Box<ExportArgs>),
+    /// Same as `tare update`
+    Update(Box<UpdateArgs>),
+    /// Same as `tare remove --all`
+    Remove(Box<EnvRemoveArgs>),
+    /// Settings of an environment
+    #[command(subcommand)]
+    Config(EnvConfigCommand),
     /// List the known environments
     List,
+}
+
+/// Remove a whole environment
+#[derive(Debug, Clone, Args)]
+pub struct EnvRemoveArgs {
+    #[command(flatten)]
+    pub change: ChangeArgs,
+    /// Seconds to wait for another process that is changing the environment
+    #[arg(long, value_name = "SECONDS")]
+    pub lock_timeout: Option<u64>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum EnvConfigCommand {
+    /// Variables that activation sets
+    #[command(subcommand)]
+    Vars(VarsCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum VarsCommand {
+    /// Show the variables
+    List {
+        #[command(flatten)]
+        environment: EnvironmentArgs,
+    },
+    /// Set variables
+    Set {
+        /// `NAME=VALUE`
+        #[arg(value_name = "NAME=VALUE", required = true)]
+        variables: Vec<String>,
+        #[command(flatten)]
+        environment: EnvironmentArgs,
+        /// Change an environment that is marked as frozen too
+        #[arg(long)]
+        override_frozen: bool,
+    },
+    /// Remove variables
+    Unset {
+        /// Names of variables
+        #[arg(value_name = "NAME", required = true)]
+        variables: Vec<String>,
+        #[command(flatten)]
+        environment: EnvironmentArgs,
+        /// Change an environment that is marked as frozen too
+        #[arg(long)]
+        override_frozen: bool,
+    },
 }
 
 /// Run a command in an environment

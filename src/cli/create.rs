@@ -16,6 +16,9 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
     if args.locked || args.lock.is_some() {
         return super::sync::create(args, context).await;
     }
+    if let Some(source) = &args.clone {
+        return super::change::clone(source, &args, context).await;
+    }
     let mut request = inputs(&args.specs, &args.files, &args.channels, &args.target);
     request.no_pip = args.no_pip;
     request.default_packages = !args.no_default_packages;
@@ -28,9 +31,12 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
         link_mode: args.link.link_mode.map(link_mode).or(args.link.copy.then_some(LinkMode::Copy)),
         no_compile: args.link.no_compile,
         clobber: args.link.clobber,
+        allow_external_links: args.link.allow_external_links,
+        override_frozen: args.override_frozen,
         allow_link_scripts: args.link.allow_link_scripts.clone(),
         lock_timeout: args.link.lock_timeout.map(Duration::from_secs),
-        command: std::env::args().collect(),
+        // A path may be no UTF-8; the history is text.
+        command: std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect(),
         cancel: Cancel::new(),
     };
     let printer = context.printer;
@@ -99,12 +105,10 @@ pub(super) fn summary(installed: &Installed) -> String {
 /// The plan for people.
 pub fn plan_text(planned: &Planned) -> String {
     let mut rows = vec![["package", "version", "build", "channel", "size"].map(str::to_owned).to_vec()];
-    let mut total = 0;
     let mut records: Vec<_> = planned.resolved.records.iter().collect();
     records.sort_by(|a, b| a.package_record.name.as_normalized().cmp(b.package_record.name.as_normalized()));
     for record in records {
         let package = &record.package_record;
-        total += package.size.unwrap_or(0);
         rows.push(vec![
             package.name.as_normalized().to_owned(),
             package.version.to_string(),
@@ -119,7 +123,7 @@ pub fn plan_text(planned: &Planned) -> String {
         planned.prefix.display(),
         planned.prepared.target.subdir,
         count(packages, "package"),
-        human_bytes(total),
+        human_bytes(crate::install::total_size(&planned.resolved.records)),
         table::columns(&rows, &[4])
     )
 }

@@ -22,6 +22,8 @@ pub fn info(args: &InfoArgs, context: &Context<'_>) -> Result<u8> {
     let mut pkgs_dirs = vec![packages_dir];
     pkgs_dirs.extend(settings.pkgs_dirs.value.iter().cloned());
 
+    let channels: Vec<String> = settings.channels.value.iter().map(|channel| crate::channel::redact_text(channel)).collect();
+
     context.printer.json(&json!({
         "tare_version": env!("CARGO_PKG_VERSION"),
         // conda's key, which other tools ask for.
@@ -34,7 +36,7 @@ pub fn info(args: &InfoArgs, context: &Context<'_>) -> Result<u8> {
         ])).collect::<Vec<_>>(),
         "gpu": target.gpu,
         "remarks": target.remarks,
-        "channels": settings.channels.value,
+        "channels": channels,
         "envs_dirs": settings.envs_dirs.value,
         "pkgs_dirs": pkgs_dirs,
         "cache_dir": settings.cache_dir.value,
@@ -50,7 +52,7 @@ pub fn info(args: &InfoArgs, context: &Context<'_>) -> Result<u8> {
         settings.envs_dirs.value.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "),
     ]);
     rows.push(vec!["cache".into(), settings.cache_dir.value.display().to_string()]);
-    rows.push(vec!["channels".into(), settings.channels.value.join(", ")]);
+    rows.push(vec!["channels".into(), channels.join(", ")]);
     let files: Vec<_> = settings.files.iter().map(|path| path.display().to_string()).collect();
     rows.push(vec!["configuration".into(), if files.is_empty() { "no file".into() } else { files.join(", ") }]);
     text.push_str(&table::columns(&rows, &[]));

@@ -2,6 +2,7 @@
 
 mod args;
 mod auth;
+mod change;
 mod clean;
 mod config;
 mod context;
@@ -12,7 +13,6 @@ mod env;
 mod export;
 mod gpu;
 mod info;
-mod install;
 mod list;
 mod lock;
 mod reference;
@@ -30,7 +30,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use crate::error::{Error, Kind, Result};
-use crate::ui::{ColorChoice, Printer, Verbosity};
+use crate::ui::{ColorChoice, Masked, Printer, Verbosity};
 use args::{Cli, Command};
 use context::Context;
 
@@ -51,6 +51,9 @@ pub fn main() -> ExitCode {
         printer.error(&error);
         error.exit_code()
     });
+    if printer.lost_output() && code == 0 {
+        return ExitCode::from(Kind::Failure.exit_code());
+    }
     ExitCode::from(code)
 }
 
@@ -69,7 +72,14 @@ fn usage(error: &clap::Error, args: &[OsString]) -> ExitCode {
         printer.error(&Error::usage(message).hint("see `tare --help`"));
         return ExitCode::from(Kind::Usage.exit_code());
     }
-    let _ = error.print();
+    if error.use_stderr() {
+        Printer::new(Verbosity::Normal, false, ColorChoice::Auto).usage(&error.render().ansi().to_string());
+    } else if let Err(lost) = error.print()
+        && lost.kind() != std::io::ErrorKind::BrokenPipe
+    {
+        Printer::new(Verbosity::Normal, false, ColorChoice::Auto).error(&Error::failure("cannot write to standard output").because(lost));
+        return ExitCode::from(Kind::Failure.exit_code());
+    }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
@@ -91,14 +101,15 @@ fn start_logs(global: &args::Global) -> Result<()> {
         EnvFilter::try_new(directives).map_err(|error| Error::usage(format!("bad log filter `{directives}`")).because(error))
     };
     let to_stderr = match from_env.as_deref().or(wanted) {
-        Some(directives) => Some(fmt::layer().with_writer(std::io::stderr).with_target(true).with_filter(filter(directives)?)),
+        Some(directives) => Some(fmt::layer().with_writer(|| Masked(std::io::stderr())).with_target(true).with_filter(filter(directives)?)),
         None => None,
     };
     let to_file = match &global.log_file {
         Some(path) => {
             let file =
                 std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(|error| Error::io("write", path, &error))?;
-            let layer = fmt::layer().with_ansi(false).with_writer(std::sync::Arc::new(file));
+            let file = std::sync::Arc::new(file);
+            let layer = fmt::layer().with_ansi(false).with_writer(move || Masked(file.clone()));
             Some(layer.with_filter(filter("debug,hyper=info,h2=info,rustls=info")?))
         }
         None => None,
@@ -130,9 +141,18 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
             let context = Context::load(&global, printer)?;
             match command {
                 Command::Create(args) | Command::Env(args::EnvCommand::Create(args)) => block_on(create::create(*args, &context)),
-                Command::Install(args) => block_on(install::install(*args, &context)),
                 Command::Lock(args) => block_on(lock::lock(*args, &context)),
                 Command::Sync(args) => block_on(sync::sync(*args, &context)),
+                Command::Install(args) => block_on(change::install(*args, &context)),
+                Command::Update(args) | Command::Env(args::EnvCommand::Update(args)) => block_on(change::update(*args, &context)),
+                Command::Remove(args) => block_on(change::remove(*args, &context)),
+                Command::Rename(args) => block_on(change::rename(*args, &context)),
+                Command::Env(args::EnvCommand::Remove(args)) => {
+                    block_on(change::remove_environment(&args.change, args.lock_timeout, &context))
+                }
+                Command::Env(args::EnvCommand::Config(args::EnvConfigCommand::Vars(command))) => {
+                    block_on(change::variables(command, &context))
+                }
                 Command::List(args) => list::list(&args, &context),
                 Command::Export(args) => export::export(&args, &context),
                 Command::Env(args::EnvCommand::Export(args)) => export::export(&args, &context),

@@ -282,6 +282,9 @@ fn chosen<'a>(platforms: &'a BTreeMap<String, Inventory>, wanted: Option<&str>, 
     }
 }
 
+/// A platform and what each side has for it.
+type Pair<'a> = (String, Option<&'a Inventory>, Option<&'a Inventory>);
+
 /// Which platforms are compared with which. `loose`: a side has one platform by nature or none, so only what both have counts.
 fn pairs<'a>(
     a: &Side,
@@ -291,7 +294,7 @@ fn pairs<'a>(
     loose: bool,
     wanted: Option<&str>,
     report: &mut Report,
-) -> Result<Vec<(String, Option<&'a Inventory>, Option<&'a Inventory>)>> {
+) -> Result<Vec<Pair<'a>>> {
     if let (Some((name_a, only_a)), Some((name_b, only_b))) = (before.iter().next(), after.iter().next())
         && before.len() == 1
         && after.len() == 1
@@ -427,9 +430,7 @@ fn wanted_pypi(spec: &EnvSpec) -> Vec<(String, Option<&spec::Requirement>, Strin
         .iter()
         .filter(|item| item.is_requirement())
         .map(|item| match &item.kind {
-            PipKind::Requirement { requirement, .. } => {
-                (prefix::normalize(&requirement.name.to_string()), Some(&**requirement), item.shown())
-            }
+            PipKind::Requirement { requirement, .. } => (prefix::normalize(requirement.name.as_ref()), Some(&**requirement), item.shown()),
             _ => (item.shown(), None, item.shown()),
         })
         .collect()

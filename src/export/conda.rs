@@ -145,7 +145,8 @@ fn channels(subject: &Subject, options: &Options) -> Vec<String> {
 }
 
 fn entries(subject: &Subject, options: &Options) -> (Vec<(String, Node)>, Vec<String>) {
-    let (conda, pip, notes) = dependencies(subject, options);
+    let (conda, pip, mut notes) = dependencies(subject, options);
+    notes.extend(super::container::secret_notes(subject));
     let mut dependencies: Vec<Node> = conda.into_iter().map(Node::Text).collect();
     if !pip.is_empty() {
         dependencies.push(Node::Map(vec![("pip".to_owned(), Node::texts(pip))]));
@@ -195,7 +196,7 @@ pub fn explicit(subject: &Subject, options: &Options) -> Result<Exported> {
     if !subject.python.is_empty() {
         return Err(Error::failure("an explicit list cannot hold Python packages that pip installed")
             .because(format!("installed by pip: {}", names(subject.python.iter().map(|package| package.name.as_str()))))
-            .hint("formats that can: environment-yaml, pixi, conda-lock")
+            .hint("a format that can: environment-yaml")
             .hint("the conda packages alone: tare list --explicit"));
     }
     let without: Vec<&str> = subject

@@ -10,3 +10,25 @@ pub mod simulate;
 pub mod summary;
 /// Recorded snapshots: reader, replay, what-if.
 pub mod trace;
+
+/// Bytes for people: `512 B`, `1.50 KiB`, `23.25 GiB`.
+pub fn human(bytes: u64) -> String {
+    human_to(bytes, 2)
+}
+
+/// Bytes for people with `places` decimals above 1023 B. Exact bytes belong into JSON.
+pub fn human_to(bytes: u64, places: usize) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    // What would be printed as 1024 of one unit is 1 of the next.
+    let next = 1024.0 - 0.5 * 0.1f64.powi(i32::try_from(places).unwrap_or(i32::MAX));
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= next && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.places$} {}", UNITS[unit])
+}

@@ -172,7 +172,7 @@ impl Fetcher<'_> {
             return Ok(found.into_iter().flatten().collect());
         }
         self.check_cache_space(&missing)?;
-        let total = missing.iter().map(|wanted| wanted.size.unwrap_or(0)).sum();
+        let total = super::space::total(missing.iter().filter_map(|wanted| wanted.size));
         let reporter = Arc::new(Downloads::start(self.progress.clone(), missing.len(), total));
         let fetched = stream::iter(found.into_iter().enumerate())
             .map(|(number, found)| {
@@ -247,7 +247,11 @@ impl Fetcher<'_> {
         let mut tries = 0;
         let folder = loop {
             tries += 1;
-            match self.get(&cache, wanted, reporter.clone()).await {
+            let got = tokio::select! {
+                got = self.get(&cache, wanted, reporter.clone()) => got,
+                bytes = outgrown(&layer_path, &wanted.entry, unpacked_limit(wanted)) => Err(too_large(wanted, bytes)),
+            };
+            match got {
                 Ok(folder) => break folder,
                 // A proxy may have served a stale or cut copy: once more, then it is the channel's fault.
                 Err(failure) if failure.hash_mismatch && tries < 2 && wanted.local_path().is_none() => {
@@ -260,9 +264,20 @@ impl Fetcher<'_> {
             record_md5(&folder, &md5)?;
         }
         reporter.unpacked();
+        // What was just unpacked is hashed whole: a list of files that lies is found before anything is linked.
+        let limit = unpacked_limit(wanted).unwrap_or(u64::MAX);
+        let unpacked = folder.clone();
+        let bytes = blocking(move || tree_bytes(&unpacked)).await?;
+        if bytes > limit {
+            evict(&folder)?;
+            return Err(too_large(wanted, bytes).error);
+        }
         let contents = blocking(move || {
+            if let Some(special) = special_file(&folder, &folder) {
+                return Ok((Err(special), folder));
+            }
             make_modes_uniform(&folder)?;
-            Ok::<_, Error>((read_and_check(&folder, CacheCheck::Changed), folder))
+            Ok::<_, Error>((read_and_check(&folder, CacheCheck::Full), folder))
         })
         .await??;
         match contents {
@@ -357,9 +372,82 @@ impl Fetcher<'_> {
     /// Refuses before a download that certainly does not fit.
     fn check_cache_space(&self, missing: &[&Wanted]) -> Result<()> {
         let Some(layer) = self.cache.layers().iter().find(|layer| !layer.is_readonly()) else { return Ok(()) };
-        let needed: u64 = missing.iter().map(|wanted| wanted.size.unwrap_or(0)).sum();
+        let needed = super::space::total(missing.iter().filter_map(|wanted| wanted.size));
         super::space::require(layer.path(), needed, "the packages to download", "choose another place for the cache: TARE_CACHE_DIR=PATH")
     }
+}
+
+/// An archive may unpack to this many times its size, and to [`UNPACKED_FLOOR`] in any case. Real packages stay far below.
+const UNPACKED_RATIO: u64 = 200;
+
+/// Bytes.
+const UNPACKED_FLOOR: u64 = 256 << 20;
+
+/// Bytes that a package may unpack to; `None` if the size of its archive is not known.
+fn unpacked_limit(wanted: &Wanted) -> Option<u64> {
+    let on_disk = wanted.local_path().and_then(|path| std::fs::metadata(path).ok()).map(|metadata| metadata.len());
+    Some(on_disk.or(wanted.size)?.saturating_mul(UNPACKED_RATIO).max(UNPACKED_FLOOR))
+}
+
+/// Resolves when what is being unpacked for `entry` has more bytes than `limit`. The caller holds the lock of the entry, so every temporary folder of its
+/// name is of this unpacking or of a dead one.
+async fn outgrown(layer: &Path, entry: &str, limit: Option<u64>) -> u64 {
+    let Some(limit) = limit else { return std::future::pending().await };
+    let head = format!(".{entry}");
+    loop {
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        let (layer, head) = (layer.to_owned(), head.clone());
+        let bytes = blocking(move || {
+            let entries = std::fs::read_dir(&layer).into_iter().flatten().flatten();
+            entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&head)).map(|entry| tree_bytes(&entry.path())).sum()
+        })
+        .await
+        .unwrap_or(0_u64);
+        if bytes > limit {
+            return bytes;
+        }
+    }
+}
+
+fn tree_bytes(path: &Path) -> u64 {
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => {
+            std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| tree_bytes(&entry.path())).sum()
+        }
+        Ok(metadata) => metadata.len(),
+        Err(_) => 0,
+    }
+}
+
+fn too_large(wanted: &Wanted, bytes: u64) -> Failure {
+    Error::new(Kind::Verification, format!("the package {} unpacks to far more than a package can be", wanted.label))
+        .because(format!("it unpacks to {} or more", super::space::human(bytes)))
+        .because(format!("it came from {}", shown(&wanted.url)))
+        .hint("this is how an archive looks that is made to fill disks: tell the channel's maintainers")
+        .into()
+}
+
+/// The first thing below `folder` that no package has: a device, a pipe or a socket; `info` as a link. `root` is the unpacked package.
+fn special_file(folder: &Path, root: &Path) -> Option<String> {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let shown = path.strip_prefix(root).unwrap_or(&path).to_owned();
+        let Ok(kind) = entry.file_type() else { return Some(format!("`{}` cannot be looked at", shown.display())) };
+        if kind.is_dir() {
+            if let Some(found) = special_file(&path, root) {
+                return Some(found);
+            }
+        } else if kind.is_symlink() {
+            // What is read before anything is linked; recipes in `info` may hold links.
+            let read = shown.parent() == Some(Path::new("info")) && shown.extension().is_none_or(|extension| extension == "json");
+            if read || shown == Path::new("info") {
+                return Some(format!("`{}` is a symbolic link", shown.display()));
+            }
+        } else if !kind.is_file() {
+            return Some(format!("`{}` is a device, a pipe or a socket", shown.display()));
+        }
+    }
+    None
 }
 
 struct Failure {
@@ -401,15 +489,15 @@ fn failure(wanted: &Wanted, error: &PackageCacheError) -> Failure {
         Some(inner) => &**inner,
         None => error,
     };
-    if let Some(io) = find_io(source)
-        && matches!(io.raw_os_error(), Some(28 | 122))
-    {
-        return Error::failure(format!("cannot unpack {}", wanted.label))
-            .because(io)
-            .hint("free some disk space, or choose another place for the cache (TARE_CACHE_DIR)")
-            .into();
+    if let Some(io) = own_disk(source) {
+        let made = Error::failure(format!("cannot unpack {}", wanted.label)).because(io);
+        return match io.kind() {
+            std::io::ErrorKind::PermissionDenied => made.hint("the package and the cache (TARE_CACHE_DIR) must be open to you"),
+            _ => made.hint("free some disk space, or choose another place for the cache (TARE_CACHE_DIR)"),
+        }
+        .into();
     }
-    let network = matches!(extract, Some(ExtractError::ReqwestError(_)));
+    let network = wanted.local_path().is_none() && is_of_the_network(source);
     let local_missing = wanted.local_path().is_some_and(|path| !path.exists());
     let made = match (network, local_missing) {
         (true, _) => Error::network(format!("cannot fetch {}", wanted.label)).because(format!("from {place}")).because_of(source),
@@ -422,16 +510,40 @@ fn failure(wanted: &Wanted, error: &PackageCacheError) -> Failure {
     made.into()
 }
 
-fn find_io<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a std::io::Error> {
+/// Whether a connection failed, also one that broke off while the archive was unpacked from it.
+fn is_of_the_network(error: &(dyn std::error::Error + 'static)) -> bool {
+    let inside = |io: &std::io::Error| {
+        let inner: Option<&(dyn std::error::Error + 'static)> = match io.get_ref() {
+            Some(inner) => Some(inner),
+            None => None,
+        };
+        inner.is_some_and(is_of_the_network)
+    };
     let mut next = Some(error);
     while let Some(error) = next {
-        if let Some(io) = error.downcast_ref::<std::io::Error>()
-            && io.raw_os_error().is_some()
-        {
-            return Some(io);
+        if error.is::<reqwest::Error>() || matches!(error.downcast_ref(), Some(ExtractError::ReqwestError(_))) {
+            return true;
         }
-        if let Some(ExtractError::IoError(io) | ExtractError::CouldNotCreateDestination(io)) = error.downcast_ref::<ExtractError>()
-            && io.raw_os_error().is_some()
+        // The source of an I/O error is the source of what it wraps, so what it wraps is looked at too.
+        if error.downcast_ref().is_some_and(inside) || matches!(error.downcast_ref(), Some(ExtractError::IoError(io)) if inside(io)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// A failure of the disk that is unpacked to, rather than of the archive. The unpacker wraps errors of the system and keeps their kind.
+fn own_disk<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a std::io::Error> {
+    use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let io = match error.downcast_ref::<ExtractError>() {
+            Some(ExtractError::IoError(io) | ExtractError::CouldNotCreateDestination(io)) => Some(io),
+            _ => error.downcast_ref::<std::io::Error>(),
+        };
+        if let Some(io) = io
+            && matches!(io.kind(), StorageFull | QuotaExceeded | PermissionDenied | ReadOnlyFilesystem)
         {
             return Some(io);
         }
@@ -531,6 +643,24 @@ fn read_and_check(folder: &Path, check: CacheCheck) -> std::result::Result<Conte
     };
     // The cache writes this file when unpacking is done, and unpacking gives files the older times of the archive.
     let unpacked = std::fs::metadata(sidecar(folder, ".lock")).and_then(|metadata| metadata.modified()).ok();
+    // A link in the place of a folder would make files of this machine files of the package.
+    let mut folders: std::collections::HashSet<&Path> = std::collections::HashSet::new();
+    for entry in &paths.paths {
+        for above in entry.relative_path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty()) {
+            if !folders.insert(above) {
+                break;
+            }
+        }
+    }
+    let mut folders: Vec<&Path> = folders.into_iter().collect();
+    folders.sort();
+    for above in folders {
+        let linked = super::link::safe_path(above).is_ok()
+            && std::fs::symlink_metadata(folder.join(above)).is_ok_and(|metadata| metadata.is_symlink());
+        if linked {
+            return Err(format!("`{}` is a symbolic link, and files are listed below it", above.display()));
+        }
+    }
     let damage = paths.paths.par_iter().with_min_len(256).find_map_first(|entry| {
         let shown = entry.relative_path.display();
         if let Err(reason) = super::link::safe_path(&entry.relative_path) {
@@ -635,13 +765,13 @@ impl Downloads {
     }
 
     fn show(&self, state: &DownloadState) {
-        self.progress.advance_to(self.download, state.base + state.bytes.values().sum::<u64>());
+        self.progress.advance_to(self.download, state.base.saturating_add(state.bytes.values().sum::<u64>()));
     }
 
     /// A package turned out to need no download.
     fn skip(&self, bytes: u64) {
         let mut state = self.state();
-        state.base += bytes;
+        state.base = state.base.saturating_add(bytes);
         state.unpacked += 1;
         self.show(&state);
         self.progress.advance_to(self.unpack, state.unpacked);

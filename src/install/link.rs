@@ -22,7 +22,8 @@ pub(crate) fn safe_path(path: &Path) -> std::result::Result<(), &'static str> {
     for component in path.components() {
         match component {
             Component::Normal(_) => normal += 1,
-            Component::CurDir => {}
+            // `./conda-meta` is `conda-meta`, but does not compare equal to it.
+            Component::CurDir => return Err("starts with `.`"),
             Component::ParentDir => return Err("leads out of the environment"),
             Component::RootDir | Component::Prefix(_) => return Err("is an absolute path"),
         }
@@ -43,6 +44,8 @@ struct Placed {
 pub(crate) struct Layout {
     /// For each package in order: the files to link.
     packages: Vec<Vec<Placed>>,
+    /// For each package in order: its entry points.
+    points: Vec<Vec<PathBuf>>,
     python: Option<PythonInfo>,
     /// Files of several packages; empty unless allowed or identical.
     pub clobbered: Vec<Clobber>,
@@ -57,12 +60,12 @@ pub(crate) struct Layout {
 }
 
 /// Python of the set of packages, needed to place noarch packages.
-pub(crate) fn python_of(packages: &[Cached], subdir: Subdir) -> Result<Option<PythonInfo>> {
+pub(crate) fn python_of<'a>(packages: impl IntoIterator<Item = &'a PackageRecord>, subdir: Subdir) -> Result<Option<PythonInfo>> {
     packages
-        .iter()
-        .find(|package| package.record.package_record.name.as_normalized() == "python")
+        .into_iter()
+        .find(|package| package.name.as_normalized() == "python")
         .map(|package| {
-            PythonInfo::from_python_record(&package.record.package_record, subdir)
+            PythonInfo::from_python_record(package, subdir)
                 .map_err(|error| Error::new(Kind::Verification, "the version of the `python` package cannot be understood").because(error))
         })
         .transpose()
@@ -88,9 +91,8 @@ fn entry_points<'a>(package: &'a Cached, python: Option<&'a PythonInfo>) -> impl
 
 impl Layout {
     /// Decides where every file goes, and refuses what must not be linked: paths out of the environment, files of several packages (unless
-    /// `clobber` or identical), a file where another package needs a folder.
-    pub(crate) fn plan(packages: &[Cached], subdir: Subdir, clobber: bool) -> Result<Self> {
-        let python = python_of(packages, subdir)?;
+    /// `clobber` or identical), a file where another package needs a folder. `python`: that of the finished environment.
+    pub(crate) fn plan(packages: &[Cached], python: Option<PythonInfo>, clobber: bool) -> Result<Self> {
         if python.is_none()
             && let Some(package) = packages.iter().find(|package| package.index.noarch.is_python())
         {
@@ -104,6 +106,7 @@ impl Layout {
         let mut folders: HashSet<PathBuf> = HashSet::new();
         let mut layout = Layout {
             packages: Vec::with_capacity(packages.len()),
+            points: Vec::with_capacity(packages.len()),
             python: None,
             clobbered: Vec::new(),
             patched_bytes: 0,
@@ -136,7 +139,9 @@ impl Layout {
                 add_folders(&mut folders, &path);
                 placed.push(Placed { entry: entry.clone(), path });
             }
+            let mut points = Vec::new();
             for path in entry_points(package, python.as_ref()) {
+                points.push(path.clone());
                 check_path(name, &path)?;
                 add_folders(&mut folders, &path);
                 // A package that ships the script as a file as well as an entry point means the entry point.
@@ -148,10 +153,24 @@ impl Layout {
                 layout.files += 1;
             }
             layout.packages.push(placed);
+            layout.points.push(points);
         }
         layout.python = python;
         layout.find_clobbers(packages, &owners, &folders, clobber)?;
         Ok(layout)
+    }
+
+    /// Every file and link that will be made: number of the package, path, and what the package says about it (nothing for entry points).
+    pub(crate) fn files(&self) -> impl Iterator<Item = (usize, &Path, Option<&PathsEntry>)> {
+        let placed = self.packages.iter().enumerate().flat_map(|(number, placed)| {
+            placed
+                .iter()
+                .filter(|placed| placed.entry.path_type != PathType::Directory)
+                .map(move |placed| (number, placed.path.as_path(), Some(&placed.entry)))
+        });
+        let points =
+            self.points.iter().enumerate().flat_map(|(number, points)| points.iter().map(move |path| (number, path.as_path(), None)));
+        placed.chain(points)
     }
 
     fn note_external(&mut self, package: &Cached, entry: &PathsEntry, path: &Path) {
@@ -310,7 +329,7 @@ pub(crate) fn choose_mode(wanted: LinkMode, probe: &Path, stage: &Path) -> Resul
     }
 }
 
-fn reflink(from: &Path, to: &Path) -> std::io::Result<()> {
+pub(crate) fn reflink(from: &Path, to: &Path) -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
     {
         let source = std::fs::File::open(from)?;
@@ -374,6 +393,9 @@ impl Linking<'_> {
                     let mut made = Error::failure(format!("cannot link `{name}`")).because_of(&error);
                     if made.causes().iter().any(|cause| cause.contains("os error 28") || cause.contains("os error 122")) {
                         made = made.hint("free some disk space there, or choose another place for the environment (`-p`)");
+                    }
+                    if made.causes().iter().any(|cause| cause.contains("longer than the placeholder")) {
+                        made = made.hint("the package was built for shorter paths: choose a shorter one for the environment (`-p`)");
                     }
                     made
                 })?;
@@ -484,10 +506,10 @@ mod tests {
 
     #[test]
     fn paths_that_leave_the_environment_are_refused() {
-        for good in ["a", "lib/python3.11/x.py", "./a", "a..b/c", "..a"] {
+        for good in ["a", "lib/python3.11/x.py", "a/./b", "a..b/c", "..a"] {
             assert_eq!(safe_path(Path::new(good)), Ok(()), "{good}");
         }
-        for bad in ["", ".", "/etc/passwd", "../x", "a/../../x", "a/.."] {
+        for bad in ["", ".", "./a", "/etc/passwd", "../x", "a/../../x", "a/.."] {
             assert!(safe_path(Path::new(bad)).is_err(), "{bad}");
         }
         assert!(check_path("x", Path::new("conda-meta/history")).is_err());

@@ -101,7 +101,8 @@ pub(crate) fn redacted_command(command: &[String]) -> String {
                 }
                 _ => value.to_owned(),
             };
-            let word = key.map_or_else(|| value.clone(), |key| format!("{key}={value}"));
+            // What is no URL as a whole may hold one: `-cURL`, `name[channel=URL]`.
+            let word = crate::channel::redact_text(&key.map_or_else(|| value.clone(), |key| format!("{key}={value}")));
             if word.is_empty() || word.contains(|c: char| c.is_whitespace()) {
                 format!("'{}'", word.replace(['\n', '\r'], " "))
             } else {
@@ -221,13 +222,14 @@ pub fn history_name(record: &RepoDataRecord) -> String {
     format!("{}/{}::{}-{}-{}", channel_name(record), package.subdir, package.name.as_normalized(), package.version, package.build)
 }
 
-/// One revision in the format of `conda-meta/history`. `time`: local time, second precision.
+/// One revision in the format of `conda-meta/history`. `time`: local time, second precision; `taken_back`: names of specs that no longer count.
 pub(crate) fn history_entry(
     time: &str,
     command: &[String],
     removed: &BTreeSet<String>,
     added: &BTreeSet<String>,
     requested: &[MatchSpec],
+    taken_back: &[String],
 ) -> String {
     let mut text = format!("==> {time} <==\n# cmd: {}\n# tare version: {}\n", redacted_command(command), env!("CARGO_PKG_VERSION"));
     for name in removed {
@@ -239,6 +241,10 @@ pub(crate) fn history_entry(
     if !requested.is_empty() {
         let specs: Vec<String> = requested.iter().map(|spec| python_string(&spec.to_string())).collect();
         let _ = writeln!(text, "# update specs: [{}]", specs.join(", "));
+    }
+    if !taken_back.is_empty() {
+        let specs: Vec<String> = taken_back.iter().map(|spec| python_string(spec)).collect();
+        let _ = writeln!(text, "# remove specs: [{}]", specs.join(", "));
     }
     text
 }
@@ -281,12 +287,23 @@ pub(crate) fn state_text(variables: &IndexMap<String, String>) -> Option<String>
 /// Writes `history`, `state` and tare's own files into `stage`.
 pub(crate) fn write_notes(stage: &Path, notes: &Notes<'_>, written: Vec<(String, u64)>, records: &[PrefixRecord]) -> Result<()> {
     let added = notes.records.iter().map(history_name).collect();
-    let history = history_entry(&now(), notes.command, &BTreeSet::new(), &added, notes.requested);
+    let history = history_entry(&now(), notes.command, &BTreeSet::new(), &added, notes.requested, &[]);
     write_file(&stage.join("conda-meta/history"), history.as_bytes())?;
     let state = state_text(notes.variables);
     if let Some(state) = &state {
         write_file(&stage.join("conda-meta/state"), state.as_bytes())?;
     }
+    write_stamp(stage, notes, state.as_deref().map(|text| sha256_hex(text.as_bytes())), written, records)
+}
+
+/// Writes tare's own files into `stage`. `state_sha256`: of `conda-meta/state`.
+pub(crate) fn write_stamp(
+    stage: &Path,
+    notes: &Notes<'_>,
+    state_sha256: Option<String>,
+    written: Vec<(String, u64)>,
+    records: &[PrefixRecord],
+) -> Result<()> {
     let folder = stage.join(TARE_FOLDER);
     fs_err::create_dir_all(&folder).map_err(|error| Error::io("create the folder", &folder, &error))?;
     set_mode(&folder, 0o755)?;
@@ -300,7 +317,7 @@ pub(crate) fn write_notes(stage: &Path, notes: &Notes<'_>, written: Vec<(String,
         environment_digest: digest_of(notes.records),
         compiled: notes.compiled,
         requested: notes.requested.iter().map(ToString::to_string).collect(),
-        state_sha256: state.as_deref().map(|text| sha256_hex(text.as_bytes())),
+        state_sha256,
         records: written,
         metadata: notes.metadata.clone(),
     };
@@ -539,7 +556,7 @@ mod tests {
         ];
         let removed = BTreeSet::from(["conda-forge/linux-64::python-3.10.1-h1_0".to_owned()]);
         let added = BTreeSet::from(["conda-forge/linux-64::python-3.11.9-h2_0".to_owned()]);
-        let text = history_entry("2026-01-01 10:00:00", &words(&["tare", "create"]), &removed, &added, &specs)
+        let text = history_entry("2026-01-01 10:00:00", &words(&["tare", "create"]), &removed, &added, &specs, &[])
             .replace(env!("CARGO_PKG_VERSION"), "VERSION");
         insta::assert_snapshot!(text, @r"
         ==> 2026-01-01 10:00:00 <==

@@ -4,23 +4,24 @@
 //! stage beside the target, compile, write the metadata, and rename. Until the rename the target is untouched; after it the environment is complete.
 
 mod cache;
-mod cancel;
+pub(crate) mod cancel;
 /// What is in the caches, and removing it.
 pub mod clean;
-mod compile;
-mod fetch;
-mod link;
+pub(crate) mod compile;
+pub(crate) mod fetch;
+pub(crate) mod link;
 mod lock;
-mod metadata;
-mod scripts;
+pub(crate) mod metadata;
+pub(crate) mod scripts;
 mod space;
-mod swap;
+pub(crate) mod swap;
 mod target;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indexmap::IndexMap;
@@ -33,7 +34,7 @@ use serde::Serialize;
 pub use cancel::Cancel;
 pub use fetch::{Archive, CacheCheck};
 pub use lock::{DEFAULT_LOCK_TIMEOUT, Holder, PrefixLock};
-pub(crate) use metadata::{FileKind, hex as hex_text, is_host, read_modes, sha256_hex, without_secrets};
+pub(crate) use metadata::{FileKind, hex as hex_text, is_host, read_modes, set_mode, sha256_hex, without_secrets};
 pub use metadata::{Stamp, channel_name, digest_of, environments_file, first_damage, history_name, register};
 pub use swap::{Placing, Recovered, needs_recovery, recover};
 pub use target::{ExistingEnvironment, TargetState, resolve_prefix, state_of_target};
@@ -148,8 +149,12 @@ pub struct Plan {
     pub home: Option<PathBuf>,
     /// Replace an environment that is there (`--force`). Files that belong to no package of it go with it.
     pub replace: bool,
+    /// Replace an environment that is frozen (CEP 22) too.
+    pub override_frozen: bool,
     /// Stops the work.
     pub cancel: Cancel,
+    /// Set once the new environment is in its place: an error after that is one of a link script.
+    pub placed: Arc<AtomicBool>,
 }
 
 impl Plan {
@@ -174,7 +179,9 @@ impl Plan {
             register: true,
             home: None,
             replace: false,
+            override_frozen: false,
             cancel: Cancel::new(),
+            placed: Arc::default(),
         }
     }
 }
@@ -275,7 +282,7 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
     if recovered.removed > 0 || recovered.rolled_forward {
         progress.note("tidied up after an interrupted run");
     }
-    let placing = accept_target(&prefix, plan.replace)?;
+    let placing = accept_target(&prefix, plan.replace, plan.override_frozen)?;
     lap(&mut seconds.lock);
 
     let records = PackageRecord::sort_topologically(sorted(&plan.records));
@@ -298,6 +305,7 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
             // Owned by this thread: it goes on until it sees the switch, even when nobody waits for it any more.
             let _held = (lock, cache_locks);
             let mut built = build(&plan, &prefix, &packages, &layers, placing, progress.clone(), seconds)?;
+            plan.placed.store(true, Ordering::SeqCst);
             let scripts = link::link_scripts(&packages, plan.subdir);
             let ran = scripts::run_allowed(&plan, &prefix, &packages, &scripts, &*progress);
             for number in scripts.keys() {
@@ -310,7 +318,7 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
                 let names: Vec<String> = built.skipped_link_scripts.iter().map(|name| format!("`{}`", name.as_normalized())).collect();
                 progress.warn(
                     &format!("the link scripts of {} were not run", names.join(", ")),
-                    &["to run the ones you trust: --allow-link-scripts NAME".to_owned()],
+                    &["to run the ones you trust: --force --allow-link-script NAME".to_owned()],
                 );
             }
             ran.map(|()| built)
@@ -318,9 +326,7 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
     })
     .await?;
     guard.disarm();
-    let mut installed = built?;
-    installed.recovered = recovered;
-    if plan.register {
+    if plan.register && plan.placed.load(Ordering::SeqCst) {
         let home = plan.home.clone().or_else(dirs::home_dir);
         if let Some(home) = home
             && let Err(error) = register(&home, &prefix, true)
@@ -328,7 +334,14 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
             tracing::debug!("{error}");
         }
     }
+    let mut installed = built?;
+    installed.recovered = recovered;
     Ok(installed)
+}
+
+/// Bytes to download for all of `records`, as their channels say; at most [`u64::MAX`].
+pub fn total_size(records: &[RepoDataRecord]) -> u64 {
+    space::total(records.iter().filter_map(|record| record.package_record.size))
 }
 
 /// Fetches archives named by URL or path and makes complete records from the metadata inside them.
@@ -385,15 +398,16 @@ pub fn same_as(existing: &ExistingEnvironment, plan: &Plan) -> bool {
 ///
 /// # Errors
 /// Something else than nothing, an empty folder or (with `replace`) an environment that is not frozen is there.
-pub(crate) fn accept_target(prefix: &Path, replace: bool) -> Result<swap::Placing> {
+pub(crate) fn accept_target(prefix: &Path, replace: bool, override_frozen: bool) -> Result<swap::Placing> {
     let shown = prefix.display();
     match state_of_target(prefix)? {
         TargetState::Absent | TargetState::EmptyFolder => Ok(swap::Placing::New),
-        TargetState::Environment(existing) if existing.frozen => Err(Error::failure(format!("the environment `{shown}` is frozen"))
-            .because(format!("it has a file `{}`", prefix.join("conda-meta/frozen").display()))),
-        TargetState::Environment(_) if replace => Ok(swap::Placing::Replace),
+        TargetState::Environment(existing) if replace => {
+            refuse_frozen(&existing, override_frozen)?;
+            Ok(swap::Placing::Replace)
+        }
         TargetState::Environment(_) => Err(Error::failure(format!("there already is an environment at `{shown}`"))
-            .hint("to change it: tare update")
+            .hint("to change it: tare install, tare update")
             .hint("to replace it: --force")),
         TargetState::Foreign => Err(Error::failure(format!("`{shown}` is a folder with other things in it"))
             .because("it has no `conda-meta`, so it is no environment, and tare does not delete what it did not make")
@@ -402,8 +416,26 @@ pub(crate) fn accept_target(prefix: &Path, replace: bool) -> Result<swap::Placin
     }
 }
 
+/// Refuses to change an environment that is marked as frozen (CEP 22: a file `conda-meta/frozen`, which may hold a JSON object with a `message`).
+pub(crate) fn refuse_frozen(existing: &ExistingEnvironment, override_frozen: bool) -> Result<()> {
+    if !existing.frozen || override_frozen {
+        return Ok(());
+    }
+    let file = existing.prefix.join("conda-meta/frozen");
+    let message = std::fs::read(&file)
+        .ok()
+        .and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok())
+        .and_then(|value| Some(value.get("message")?.as_str()?.trim().to_owned()))
+        .filter(|message| !message.is_empty())
+        .unwrap_or_else(|| format!("it has a file `{}`", file.display()));
+    Err(Error::failure(format!("the environment `{}` is frozen", existing.prefix.display()))
+        .because(message)
+        .hint("make a copy that can be changed: tare create -n NEW --clone OLD")
+        .hint("to change it all the same: --override-frozen"))
+}
+
 /// A fixed order to begin with, so that the topological order does not depend on the caller.
-fn sorted(records: &[RepoDataRecord]) -> Vec<RepoDataRecord> {
+pub(crate) fn sorted(records: &[RepoDataRecord]) -> Vec<RepoDataRecord> {
     let mut records = records.to_vec();
     records.sort_by(|a, b| {
         a.package_record.name.as_normalized().cmp(b.package_record.name.as_normalized()).then_with(|| a.url.as_str().cmp(b.url.as_str()))
@@ -430,7 +462,8 @@ fn build(
     if let Some(pair) = duplicate_name(packages) {
         return Err(Error::new(Kind::Usage, format!("`{pair}` is among the packages more than once")));
     }
-    let layout = link::Layout::plan(packages, plan.subdir, plan.clobber)?;
+    let python = link::python_of(packages.iter().map(|package| &package.record.package_record), plan.subdir)?;
+    let layout = link::Layout::plan(packages, python.clone(), plan.clobber)?;
     layout.check_external(plan.external_links, &*progress)?;
     let stage = swap::Stage::create(prefix)?;
 
@@ -463,8 +496,11 @@ fn build(
     let mut linked = linked?;
     lap(&mut seconds.link);
 
-    let (compiled, not_compiled) =
-        if plan.compile { compile_noarch(plan, prefix, packages, &stage, &mut linked, &*progress)? } else { (0, None) };
+    let (compiled, not_compiled) = if plan.compile {
+        compile_noarch(plan, prefix, packages, python.as_ref(), stage.path(), &mut linked, &*progress)?
+    } else {
+        (0, None)
+    };
     lap(&mut seconds.compile);
 
     plan.cancel.check()?;
@@ -503,13 +539,13 @@ fn build(
     })
 }
 
-fn duplicate_name(packages: &[fetch::Cached]) -> Option<String> {
+pub(crate) fn duplicate_name(packages: &[fetch::Cached]) -> Option<String> {
     let mut seen = std::collections::HashSet::new();
     packages.iter().map(|package| package.record.package_record.name.as_normalized()).find(|name| !seen.insert(*name)).map(str::to_owned)
 }
 
 /// Refuses if the environment certainly does not fit: bytes by link mode, and inodes.
-fn check_space(prefix: &Path, layout: &link::Layout, packages: &[fetch::Cached], modes: &[LinkMode]) -> Result<()> {
+pub(crate) fn check_space(prefix: &Path, layout: &link::Layout, packages: &[fetch::Cached], modes: &[LinkMode]) -> Result<()> {
     let copied = if modes.contains(&LinkMode::Copy) {
         // Exact per package would need the sizes by package; all or nothing is how it is in practice.
         let copied: u64 = packages
@@ -535,15 +571,17 @@ fn check_space(prefix: &Path, layout: &link::Layout, packages: &[fetch::Cached],
     }
 }
 
-fn compile_noarch(
+/// Compiles the Python files of the noarch ones among `packages` with the Python in `stage`. Returns how many, or why none.
+pub(crate) fn compile_noarch(
     plan: &Plan,
     prefix: &Path,
     packages: &[fetch::Cached],
-    stage: &swap::Stage,
+    python: Option<&rattler::install::PythonInfo>,
+    stage: &Path,
     linked: &mut [Vec<rattler_conda_types::prefix_record::PathsEntry>],
     progress: &dyn Progress,
 ) -> Result<(usize, Option<String>)> {
-    let Some(python) = link::python_of(packages, plan.subdir)? else { return Ok((0, None)) };
+    let Some(python) = python else { return Ok((0, None)) };
     let jobs: Vec<compile::Job> = packages
         .iter()
         .enumerate()
@@ -556,8 +594,7 @@ fn compile_noarch(
     }
     let total = jobs.iter().map(|job| job.files.len() as u64).sum();
     let task = progress.start(Phase::Compile, "compiling Python files", Some(total));
-    let outcome =
-        compile::compile(stage.path(), prefix, python.path(), python.short_version, plan.subdir, &jobs, progress, task, &plan.cancel);
+    let outcome = compile::compile(stage, prefix, python.path(), python.short_version, plan.subdir, &jobs, progress, task, &plan.cancel);
     progress.finish(task);
     match outcome? {
         compile::Outcome::Done(entries) => {

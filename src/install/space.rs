@@ -34,16 +34,14 @@ pub(crate) fn free_files(path: &Path) -> Option<u64> {
     }
 }
 
+/// The sum of sizes that a channel claims, which may be anything.
+pub(crate) fn total(sizes: impl IntoIterator<Item = u64>) -> u64 {
+    sizes.into_iter().fold(0, u64::saturating_add)
+}
+
 /// Bytes for people: `1.5 GiB`.
 pub(crate) fn human(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+    crate::gpu::human_to(bytes, 1)
 }
 
 /// Refuses if `path`'s file system has less than `needed` bytes free. `what` needs them; `hint` is what to do.

@@ -132,11 +132,27 @@ pub struct Recovered {
     pub removed: usize,
 }
 
-/// Completes an interrupted swap of `prefix` and removes what killed runs left beside it. The caller holds the prefix lock.
+/// Completes an interrupted swap of `prefix` and removes what killed runs left beside it. The caller holds the prefix lock. A rename of `prefix` that was
+/// stopped is forgotten: whoever works on the old name wants to keep it.
 ///
 /// # Errors
 /// A leftover cannot be removed or renamed.
 pub fn recover(prefix: &Path) -> Result<Recovered> {
+    let recovered = recover_swap(prefix)?;
+    let journal = rename_journal_path(prefix);
+    match std::fs::remove_file(&journal) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io("remove", &journal, &error)),
+        _ => Ok(recovered),
+    }
+}
+
+/// Where a rename of `prefix` that is under way is noted.
+pub(crate) fn rename_journal_path(prefix: &Path) -> PathBuf {
+    sibling(prefix, ".tare-rename")
+}
+
+/// As [`recover`], but a rename that was stopped is left alone.
+pub(crate) fn recover_swap(prefix: &Path) -> Result<Recovered> {
     let mut recovered = Recovered::default();
     let journal_file = journal_path(prefix);
     match std::fs::read(&journal_file) {
@@ -183,7 +199,7 @@ fn rename(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// Adds what the error means for an environment.
-fn explain(made: Error, prefix: &Path, error: &std::io::Error) -> Error {
+pub(crate) fn explain(made: Error, prefix: &Path, error: &std::io::Error) -> Error {
     match error.raw_os_error() {
         Some(16 /* EBUSY */ | 18 /* EXDEV */) => made.hint(format!(
             "`{}` is a mount point or lies on another file system than its parent: use a folder inside it, -p '{}/env'",

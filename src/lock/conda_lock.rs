@@ -438,6 +438,9 @@ pub fn write_conda_lock(lock: &Lock) -> Result<String> {
         facts.categories.clear();
     }
     provenance.platforms.retain(|_, facts| *facts != super::PlatformProvenance::default());
+    // Nor what no conda-lock file can say.
+    provenance.pypi_indexes_unknown = false;
+    provenance.pypi.clear();
     if provenance != (Provenance { schema: TARE_SCHEMA, ..Provenance::default() }) {
         let facts = serde_json::to_string(&provenance).map_err(|error| Error::failure("cannot write the lock").because(error))?;
         custom_metadata.insert(CUSTOM.to_owned(), facts);

@@ -11,6 +11,12 @@ const NEWEST: u64 = 7;
 
 const AGAIN: &str = "make it again: tare lock -f environment.yml";
 
+/// Every error of a reader names a place and the next thing to do.
+pub(super) fn complete(text: &Text, error: Error) -> Error {
+    let error = if error.places().is_empty() { error.at(text.place(text.rest_of_line(0), "in this file")) } else { error };
+    if error.hints().is_empty() { error.hint(AGAIN) } else { error }
+}
+
 /// `error` with the place of the first occurrence of `needle`, if there is one.
 pub(super) fn at_text(text: &Text, error: Error, needle: &str) -> Error {
     match text.text.find(needle).filter(|_| !needle.is_empty()) {

@@ -98,11 +98,16 @@ pub async fn make(inputs: &Inputs, options: &MakeOptions, settings: &Settings, p
         let solved = resolve::resolve(&prepared, locked.clone(), favor.clone(), &of_platform, settings, &session, progress.clone()).await;
         let decided_by = decided_by(&prepared, &of_platform, settings);
         let mut matters = solved.as_ref().is_ok_and(|resolved| resolved.records.iter().any(needs_cuda));
-        if decided_by.is_none() && has_gpus(prepared.target.subdir) && prepared.spec.explicit.is_none() {
-            let undecided = undecided(&prepared, &solved, &locked, &favor, &of_platform, settings, &session).await?;
-            matters |= undecided.is_some();
-            if let Some(why) = undecided {
-                return Err(why);
+        if has_gpus(prepared.target.subdir) && prepared.spec.explicit.is_none() {
+            if !matters && let Ok(resolved) = &solved {
+                matters = candidates_need_cuda(&prepared, resolved, &session).await?;
+            }
+            let unsatisfiable = solved.as_ref().is_err_and(|error| error.kind() == Kind::Unsatisfiable);
+            if decided_by.is_none() && (matters || unsatisfiable) {
+                match undecided(&prepared, &solved, &locked, &favor, &of_platform, settings, &session).await? {
+                    Some(error) => return Err(error),
+                    None => matters = false,
+                }
             }
         }
         let resolved = solved.map_err(|error| if platforms.len() > 1 { on_platform(error, name) } else { error })?;
@@ -272,8 +277,14 @@ fn needs_cuda(record: &RepoDataRecord) -> bool {
     package.depends.iter().chain(&package.constrains).any(|text| PackageName::normalized_name_from_matchspec_str(text) == "__cuda")
 }
 
-/// The error to give if a GPU driver changes what is chosen and nobody said whether there is one. It is proven by a second solve, which is only run
-/// where some build of a chosen package asks for `__cuda`, or nothing could be chosen at all.
+/// Whether some build of a chosen package asks for `__cuda`.
+async fn candidates_need_cuda(prepared: &Prepared, resolved: &Resolved, session: &Session) -> Result<bool> {
+    let names: Vec<MatchSpec> = resolved.records.iter().map(|record| MatchSpec::from(record.package_record.name.clone())).collect();
+    let repodata = session.quiet().repodata(&prepared.channels, &[prepared.target.subdir, Subdir::NoArch], &names, false).await?;
+    Ok(repodata.iter().flat_map(rattler_repodata_gateway::RepoData::iter).any(needs_cuda))
+}
+
+/// The error to give if a GPU driver changes what is chosen and nobody said whether there is one. It is proven by a second solve.
 #[allow(clippy::too_many_arguments)]
 async fn undecided(
     prepared: &Prepared,
@@ -284,17 +295,6 @@ async fn undecided(
     settings: &Settings,
     session: &Session,
 ) -> Result<Option<Error>> {
-    match solved {
-        Ok(resolved) => {
-            let names: Vec<MatchSpec> = resolved.records.iter().map(|record| MatchSpec::from(record.package_record.name.clone())).collect();
-            let repodata = session.quiet().repodata(&prepared.channels, &[prepared.target.subdir, Subdir::NoArch], &names, false).await?;
-            if !repodata.iter().flat_map(rattler_repodata_gateway::RepoData::iter).any(needs_cuda) {
-                return Ok(None);
-            }
-        }
-        Err(error) if error.kind() == Kind::Unsatisfiable => {}
-        Err(_) => return Ok(None),
-    }
     let (Ok(name), Ok(version), Ok(build_string)) = ("__cuda".parse(), ANY_DRIVER.parse(), "0".parse()) else { return Ok(None) };
     let mut target = prepared.target.clone();
     target.virtual_packages.push(VirtualPackage {

@@ -476,13 +476,14 @@ pub fn read_bytes(path: &Path) -> Result<Vec<u8>> {
 pub fn read(name: &str, bytes: &[u8], options: &ReadOptions) -> Result<Lock> {
     let text =
         Text::decode(name, bytes, options.base_dir.clone()).map_err(|error| error.context(format!("cannot read the lock `{name}`")))?;
-    let mut lock = match detect(name, &text.text) {
-        Some(Detected::Pylock) => pylock::read(&text)?,
-        Some(Detected::Explicit) => explicit::read(&text, options)?,
-        Some(Detected::CondaLock) => conda_lock::read(&text, options)?,
-        Some(Detected::Pixi) => pixi::read(&text, options)?,
-        None => return Err(diagnose::not_a_lock(&text)),
+    let read = match detect(name, &text.text) {
+        Some(Detected::Pylock) => pylock::read(&text),
+        Some(Detected::Explicit) => explicit::read(&text, options),
+        Some(Detected::CondaLock) => conda_lock::read(&text, options),
+        Some(Detected::Pixi) => pixi::read(&text, options),
+        None => Err(diagnose::not_a_lock(&text)),
     };
+    let mut lock = read.map_err(|error| diagnose::complete(&text, error))?;
     lock.sort();
     Ok(lock)
 }

@@ -145,7 +145,7 @@ pub async fn sync(options: &SyncOptions, settings: &Settings, progress: Arc<dyn 
         }
         replace = true;
     }
-    install::accept_target(&prefix, replace)?;
+    install::accept_target(&prefix, replace, false)?;
 
     let session = Session::open(settings, progress.clone())?;
     let records = records(platform, &lock, settings, &session, options, progress.clone()).await?;
@@ -306,7 +306,12 @@ async fn rebuilt(
             .because(why)
             .hint("install that interpreter here, or lock again with a channel: -c conda-forge")
     };
-    let url: Url = channel::host_url(settings, progress).map_err(|error| {
+    let versions = locked
+        .iter()
+        .filter(|record| record.package_record.name.as_normalized() == "python")
+        .map(|record| format!("=={}", record.package_record.version))
+        .collect();
+    let url: Url = channel::host_url(settings, versions, progress).map_err(|error| {
         let why = error.to_string();
         elsewhere(format!("this machine has none: {why}"))
     })?;

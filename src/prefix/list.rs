@@ -372,9 +372,9 @@ pub(crate) fn install_order(records: &[RepoDataRecord]) -> Vec<usize> {
         })
         .collect();
     // pip and python may need each other: python goes first.
-    for index in 0..records.len() {
+    for (index, needs) in needs.iter_mut().enumerate() {
         if name(index) == "python" {
-            needs[index].retain(|other| name(*other) != "pip");
+            needs.retain(|other| name(*other) != "pip");
         }
     }
     let needed: HashSet<usize> = needs.iter().flatten().copied().collect();

@@ -278,7 +278,7 @@ fn read_record(path: &Path) -> Result<PrefixRecord> {
         Err(error) => error,
     };
     // Records of other and older tools lack fields; what is there is enough to know the package.
-    serde_json::from_slice(&bytes).ok().and_then(|value| lenient_record(value)).ok_or_else(|| {
+    serde_json::from_slice(&bytes).ok().and_then(lenient_record).ok_or_else(|| {
         Error::failure(format!("the package record `{}` is damaged", path.display()))
             .because(strict)
             .hint("make the environment again: tare create --force")

@@ -306,6 +306,8 @@ fn unknown(facts: &Facts<'_, '_>, name: &str, requested: bool) -> Vec<String> {
         names.extend(lookup.names());
     }
     let normal = name.to_lowercase();
+    // Its records may all have been left out as unreadable: the spelling is right.
+    names.remove(&normal);
     if let Some((_, target)) = ALIASES.iter().find(|(alias, _)| *alias == normal) {
         hints.push(format!("the conda package is called `{target}`"));
     } else {

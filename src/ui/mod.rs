@@ -8,11 +8,12 @@ mod progress;
 pub mod table;
 
 use std::io::{IsTerminal, Write};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::channel::redact_text;
 use crate::error::Error;
 use crate::report::Progress;
 
@@ -50,6 +51,7 @@ pub struct Printer {
     verbosity: Verbosity,
     json: bool,
     progress: Arc<progress::Bars>,
+    lost: Arc<OnceLock<String>>,
 }
 
 impl Printer {
@@ -66,7 +68,7 @@ impl Printer {
             _ if terminal => progress::Mode::Bars,
             _ => progress::Mode::Lines,
         };
-        Printer { verbosity, json, progress: Arc::new(progress::Bars::new(mode, verbosity, json)) }
+        Printer { verbosity, json, progress: Arc::new(progress::Bars::new(mode, verbosity, json)), lost: Arc::default() }
     }
 
     /// Whether `--json` was given.
@@ -96,20 +98,31 @@ impl Printer {
         }
         self.progress.suspend(|| {
             let mut out = anstream::stdout().lock();
-            // A closed pipe is the reader's choice, not an error of ours.
-            let _ = out.write_all(text.as_bytes());
-            if !text.ends_with('\n') {
-                let _ = out.write_all(b"\n");
-            }
-            let _ = out.flush();
+            let end: &[u8] = if text.ends_with('\n') { b"" } else { b"\n" };
+            self.written(out.write_all(text.as_bytes()).and_then(|()| out.write_all(end)).and_then(|()| out.flush()));
         });
     }
 
     /// Data that must reach stdout byte for byte, with no trailing line feed added.
     pub fn raw(&self, text: &str) {
         let mut out = std::io::stdout().lock();
-        let _ = out.write_all(text.as_bytes());
-        let _ = out.flush();
+        self.written(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+    }
+
+    /// Remembers that data did not reach stdout. A closed pipe is the reader's choice, not an error of ours.
+    fn written(&self, result: std::io::Result<()>) {
+        if let Err(error) = result
+            && error.kind() != std::io::ErrorKind::BrokenPipe
+        {
+            let _ = self.lost.set(error.to_string());
+        }
+    }
+
+    /// Whether data did not reach stdout, which is then said on stderr: a full disk must not look like success.
+    pub fn lost_output(&self) -> bool {
+        let Some(why) = self.lost.get() else { return false };
+        self.stderr(&errors::render(&Error::failure("cannot write to standard output").because(why), errors::Severity::Error));
+        true
     }
 
     /// The one JSON document of a successful command: `schema_version` and `success` are added in front.
@@ -177,29 +190,53 @@ impl Printer {
     pub fn error(&self, error: &Error) {
         self.progress.clear();
         if self.json {
-            self.raw(&format!("{:#}\n", error_json(error)));
+            let mut document = error_json(error);
+            redact(&mut document);
+            self.raw(&format!("{document:#}\n"));
         } else {
             self.stderr(&errors::render(error, errors::Severity::Error));
         }
     }
 
+    /// A usage error as clap words it.
+    pub fn usage(&self, text: &str) {
+        self.stderr(text);
+    }
+
     fn stderr(&self, text: &str) {
         self.progress.suspend(|| {
-            let _ = anstream::stderr().lock().write_all(text.as_bytes());
+            let _ = anstream::stderr().lock().write_all(redact_text(text).as_bytes());
         });
+    }
+}
+
+/// Masks secrets in all texts of a document.
+fn redact(value: &mut Value) {
+    match value {
+        Value::String(text) => *text = redact_text(text),
+        Value::Array(items) => items.iter_mut().for_each(redact),
+        Value::Object(items) => items.values_mut().for_each(redact),
+        _ => {}
+    }
+}
+
+/// Masks secrets in what is written through it, for logs: libraries below us log the URLs they ask. Each write is one
+/// whole line of the log, as `tracing_subscriber::fmt` hands it over.
+pub struct Masked<W>(pub W);
+
+impl<W: Write> Write for Masked<W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.write_all(redact_text(&String::from_utf8_lossy(bytes)).as_bytes())?;
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
     }
 }
 
 /// Bytes for people: `1.5 GiB`. Exact bytes belong into JSON.
 pub fn human_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut unit = 0;
-    let mut value = bytes as f64;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+    crate::gpu::human_to(bytes, 1)
 }
 
 #[cfg(test)]

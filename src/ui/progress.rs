@@ -9,6 +9,7 @@ use std::time::Duration;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::Verbosity;
+use crate::channel::redact_text;
 use crate::report::{Phase, Progress, TaskId};
 
 const YELLOW: anstyle::Style = anstyle::AnsiColor::Yellow.on_default().bold();
@@ -66,9 +67,10 @@ impl Bars {
     }
 
     pub fn remember_warning(&self, text: &str) {
+        let text = &redact_text(text);
         let mut warnings = lock(&self.warnings);
         if !warnings.iter().any(|known| known == text) {
-            warnings.push(text.to_owned());
+            warnings.push(text.clone());
         }
     }
 
@@ -85,7 +87,7 @@ impl Bars {
 
     fn line(&self, text: &str) {
         self.suspend(|| {
-            let _ = writeln!(anstream::stderr().lock(), "{text}");
+            let _ = writeln!(anstream::stderr().lock(), "{}", redact_text(text));
         });
     }
 

@@ -235,7 +235,7 @@ pub fn verify(prefix: &Prefix, options: Options, progress: &dyn Progress) -> Res
         .map(|(path, expected)| {
             let found = context.check(path, expected);
             let done = checked.fetch_add(1, Ordering::Relaxed) + 1;
-            if done % 512 == 0 || done == work.len() as u64 {
+            if done.is_multiple_of(512) || done == work.len() as u64 {
                 progress.advance_to(task, done);
             }
             found

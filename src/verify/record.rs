@@ -269,7 +269,7 @@ pub(super) fn unmet(root: &Path, distributions: &[Distribution]) -> Vec<Finding>
             if requirement.marker != MarkerTree::TRUE {
                 continue;
             }
-            let wanted = prefix::normalize(&requirement.name.to_string());
+            let wanted = prefix::normalize(requirement.name.as_ref());
             let detail = match (versions.get(&wanted), &requirement.version_or_url) {
                 (None, _) => format!("needs `{text}`, which is not installed"),
                 (Some(version), Some(VersionOrUrl::VersionSpecifier(specifiers))) => match pep508_rs::pep440_rs::Version::from_str(version)

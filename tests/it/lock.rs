@@ -170,7 +170,7 @@ fn sync_makes_the_environment_and_then_does_nothing() {
     std::fs::remove_dir_all(&prefix).unwrap();
     env.tare(&["create", "--locked", "-f", "environment.yml"]).ok();
     assert_eq!(first, crate::common::tree(&prefix, &without));
-    env.write("other.yml", file(&channel, "dependencies: [\"app >=7\"]\n"));
+    env.write("other.yml", file(&channel, "dependencies: [\"app >=7\"]\nvariables: {GREETING: hello, API_TOKEN: x}\n"));
     env.tare(&["create", "-n", "no", "--lock", "tare.lock", "-f", "other.yml"]).expect_code(4).stderr_has("app >=7");
     env.tare(&["sync", "-n", "no", "--platform", "win-64"]).expect_code(4).stderr_has("linux-64");
 }

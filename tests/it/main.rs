@@ -3,12 +3,16 @@
 
 mod common;
 
+mod attack;
+mod change;
 mod concurrency;
 mod create;
 mod environments;
 mod export;
 mod gpu;
 mod host;
+mod hostile;
 mod interop;
+mod lock;
 mod malformed;
 mod reference;

@@ -30,30 +30,40 @@ pub enum BlockState {
     Unmapped,
 }
 
+/// What a malloc and a free look at fills the first cache line.
 #[derive(Debug, Clone)]
+#[repr(C, align(64))]
 pub(crate) struct Block {
     pub addr: u64,
     pub size: u64,
+    /// While free: decides between blocks of the same size, lowest first.
+    pub tie: u64,
     /// Stale while free.
     pub requested: u64,
+    pub prev: u32,
+    pub next: u32,
+    /// While free: children in the tree of the bin.
+    pub left: u32,
+    pub right: u32,
+    /// The cache it goes to.
+    pub heap: u32,
+    pub segment: u32,
+    /// Entry in the table of streams that used this block, or [`NONE`].
+    pub uses: u32,
+    pub state: BlockState,
+    pub expandable: bool,
+    pub small: bool,
+    /// Whether this slab entry is in use.
+    pub live: bool,
     pub stream: u64,
     pub tag: u64,
     /// Number of this block object, for [`super::policy::TieBreak::Registration`].
     pub registration: u64,
     /// The pool's search count when the block went into the cache.
     pub gc_mark: u64,
-    pub prev: u32,
-    pub next: u32,
     pub pool: u32,
-    pub segment: u32,
-    /// Entry in the table of streams that used this block, or [`NONE`].
-    pub uses: u32,
     /// Events not yet seen done.
     pub events: u32,
-    pub state: BlockState,
-    pub expandable: bool,
-    /// Whether this slab entry is in use.
-    pub live: bool,
 }
 
 impl Block {
@@ -65,18 +75,29 @@ impl Block {
 }
 
 /// All blocks of an allocator.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Slab {
     items: Vec<Block>,
-    free: Vec<u32>,
+    /// First unused entry; unused entries are chained by `next`.
+    spare: u32,
+    len: usize,
+}
+
+impl Default for Slab {
+    fn default() -> Self {
+        Slab { items: Vec::new(), spare: NONE, len: 0 }
+    }
 }
 
 impl Slab {
     #[inline]
     pub fn insert(&mut self, block: Block) -> u32 {
-        match self.free.pop() {
-            Some(id) => {
-                self.items[id as usize] = block;
+        self.len += 1;
+        match self.items.get_mut(self.spare as usize) {
+            Some(place) => {
+                let id = self.spare;
+                self.spare = place.next;
+                *place = block;
                 id
             }
             None => {
@@ -91,7 +112,9 @@ impl Slab {
         let block = &mut self.items[id as usize];
         debug_assert!(block.live);
         block.live = false;
-        self.free.push(id);
+        block.next = self.spare;
+        self.spare = id;
+        self.len -= 1;
     }
 
     /// Live blocks, in slab order.
@@ -104,7 +127,7 @@ impl Slab {
     }
 
     pub fn len(&self) -> usize {
-        self.items.len() - self.free.len()
+        self.len
     }
 }
 
@@ -142,24 +165,30 @@ impl Default for AddressTable {
 impl AddressTable {
     #[inline]
     fn home(&self, addr: u64) -> usize {
-        // Addresses are multiples of 512; Fibonacci hashing takes the top bits.
-        ((addr >> 9 ^ addr << 55).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift) as usize
+        // Fibonacci hashing: the top bits.
+        (addr.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift) as usize
     }
 
+    /// The slot of an address and its block.
     #[inline]
-    pub fn get(&self, addr: u64) -> Option<u32> {
+    pub fn find(&self, addr: u64) -> Option<(usize, u32)> {
         let mask = self.slots.len() - 1;
-        let mut at = self.home(addr);
+        let mut at = self.home(addr) & mask;
         loop {
-            let (key, id) = self.slots[at & mask];
+            let (key, id) = self.slots[at];
             if id == NONE {
                 return None;
             }
             if key == addr {
-                return Some(id);
+                return Some((at, id));
             }
-            at += 1;
+            at = (at + 1) & mask;
         }
+    }
+
+    #[inline]
+    pub fn get(&self, addr: u64) -> Option<u32> {
+        self.find(addr).map(|(_, id)| id)
     }
 
     #[inline]
@@ -177,22 +206,18 @@ impl AddressTable {
         self.len += 1;
     }
 
-    #[inline]
+    #[cfg(test)]
     pub fn remove(&mut self, addr: u64) -> Option<u32> {
+        let (slot, id) = self.find(addr)?;
+        self.remove_at(slot);
+        Some(id)
+    }
+
+    /// Empties a slot that [`find`](Self::find) named.
+    #[inline]
+    pub fn remove_at(&mut self, slot: usize) {
         let mask = self.slots.len() - 1;
-        let mut hole = self.home(addr) & mask;
-        loop {
-            let (key, id) = self.slots[hole];
-            if id == NONE {
-                return None;
-            }
-            if key == addr {
-                break;
-            }
-            hole = (hole + 1) & mask;
-        }
-        let found = self.slots[hole].1;
-        let mut at = hole;
+        let (mut hole, mut at) = (slot, slot);
         loop {
             at = (at + 1) & mask;
             let (key, id) = self.slots[at];
@@ -208,7 +233,6 @@ impl AddressTable {
         }
         self.slots[hole].1 = NONE;
         self.len -= 1;
-        Some(found)
     }
 
     fn grow(&mut self) {

@@ -9,11 +9,11 @@ use super::config::{AllocConfig, Backend, Reserve};
 use super::history::{Action, History, TraceEntry};
 use super::oom::{AllocError, Attribution, Holder, OutOfMemory, Pinned, Step};
 use super::policy::{Policy, TieBreak};
-use super::pool::{Key, Pool};
+use super::pool::{Heap, Key, Pool};
 use super::segment::expandable::Expandable;
 use super::segment::{Segment, Segments};
-use super::sizes::{MIN_BLOCK, REQUEST_LIMIT, SMALL_BUFFER, SMALL_SIZE, round_size, round_up, segment_size};
-use super::stats::Stats;
+use super::sizes::{MIN_BLOCK, REQUEST_LIMIT, SMALL_BUFFER, SMALL_SIZE, large_splits, round_size, round_up, segment_size};
+use super::stats::{Counters, Stats};
 use crate::gpu::driver::{Driver, DriverError, EventId, StreamId};
 
 /// Names a pool, as PyTorch's `MempoolId_t`: (capture id, handle id). `(0, 0)` is the default pool.
@@ -98,6 +98,19 @@ pub struct Released {
     pub pool: PoolId,
     /// Unmapped pages of an expandable segment, instead of a whole driver allocation.
     pub expandable: bool,
+}
+
+/// Bytes now, over both pools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Blocks handed out.
+    pub allocated: u64,
+    /// Those, and blocks that wait for other streams.
+    pub active: u64,
+    /// What was asked for, before rounding, of active blocks.
+    pub requested: u64,
+    /// Memory taken from the driver.
+    pub reserved: u64,
 }
 
 /// A segment as it is.
@@ -209,12 +222,20 @@ pub struct DeviceAllocator<D: Driver> {
     /// Allocated and pending blocks by address.
     table: AddressTable,
     pools: Vec<Pool>,
+    /// Free and unmapped blocks by pool and stream.
+    heaps: Vec<Heap>,
     privates: Vec<PrivatePool>,
     diversions: Vec<Diversion>,
     segments: Segments,
-    stats: Stats,
+    stats: Counters,
     /// Limit set by a memory fraction.
     allowed: Option<u64>,
+    /// Whether there is a limit and a garbage collection threshold.
+    collecting: bool,
+    /// Whether no divisions are set.
+    plain_rounding: bool,
+    /// Whether there has been a pool whose blocks are never split.
+    some_unsplit: bool,
     events: Vec<StreamEvents>,
     /// Events in `events`.
     waiting: usize,
@@ -263,10 +284,14 @@ impl<D: Driver> DeviceAllocator<D> {
             blocks: Slab::default(),
             table: AddressTable::default(),
             pools: vec![Pool::new(true, NONE), Pool::new(false, NONE)],
+            heaps: Vec::new(),
+            collecting: false,
+            plain_rounding: false,
+            some_unsplit: false,
             privates: Vec::new(),
             diversions: Vec::new(),
             segments: Segments::default(),
-            stats: Stats::default(),
+            stats: Counters::default(),
             allowed: None,
             events: Vec::new(),
             waiting: 0,
@@ -313,8 +338,10 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Changes the settings for what comes (`torch.cuda.memory._set_allocator_settings`). Memory held stays as it is.
     pub fn set_config(&mut self, config: AllocConfig) {
         self.allowed = self.limit(config.per_process_memory_fraction, config.per_process_memory_fraction < 1.0);
-        self.stats.max_split_size = config.max_split_size.map_or(-1, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
+        self.stats.rest.max_split_size = config.max_split_size.map_or(-1, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
         self.config = config;
+        self.settle_collecting();
+        self.plain_rounding = self.config.roundup_power2_divisions.iter().all(|parts| *parts <= 1);
     }
 
     /// Limits this allocator to a fraction of the device (`torch.cuda.set_per_process_memory_fraction`).
@@ -326,7 +353,12 @@ impl<D: Driver> DeviceAllocator<D> {
             return Err(AllocError::Argument(format!("memory fraction {fraction} is outside 0 to 1")));
         }
         self.allowed = self.limit(fraction, fraction < 1.0 || self.policy.full_fraction_limits);
+        self.settle_collecting();
         Ok(())
+    }
+
+    fn settle_collecting(&mut self) {
+        self.collecting = self.allowed.is_some() && self.config.garbage_collection_threshold > 0.0;
     }
 
     fn limit(&self, fraction: f64, on: bool) -> Option<u64> {
@@ -387,7 +419,11 @@ impl<D: Driver> DeviceAllocator<D> {
         if (self.waiting > 0 || !self.deferred.is_empty()) && !self.capturing() {
             self.process_events()?;
         }
-        let size = round_size(requested, &self.config.roundup_power2_divisions);
+        let size = if self.plain_rounding && requested >= MIN_BLOCK {
+            (requested + (MIN_BLOCK - 1)) & !(MIN_BLOCK - 1)
+        } else {
+            round_size(requested, &self.config.roundup_power2_divisions)
+        };
         let mut pool = if size <= SMALL_SIZE { SMALL } else { LARGE };
         if !self.diversions.is_empty() {
             pool = self.divert(pool, stream.0);
@@ -449,38 +485,56 @@ impl<D: Driver> DeviceAllocator<D> {
         }
     }
 
+    /// What decides between free blocks of the same size.
     #[inline]
-    fn key_of(&self, id: u32) -> Key {
-        let block = &self.blocks[id];
-        let tie = match self.policy.tie_break {
+    fn tie_of(&self, block: &Block) -> u64 {
+        match self.policy.tie_break {
             TieBreak::Address => block.addr,
             TieBreak::AddressDescending => !block.addr,
             TieBreak::Registration => block.registration,
-        };
-        Key { size: block.size, tie, id }
+        }
+    }
+
+    /// The heap of a pool and stream; made if there is none yet.
+    fn heap_of(&mut self, pool: u32, stream: u64) -> u32 {
+        match self.pools[pool as usize].heap(stream) {
+            Ok(heap) => heap,
+            Err(at) => {
+                let heap = self.heaps.len() as u32;
+                self.heaps.push(Heap::default());
+                self.pools[pool as usize].streams.insert(at, (stream, heap));
+                heap
+            }
+        }
     }
 
     /// Puts a block into its pool's cache.
-    #[inline]
+    #[inline(always)]
     fn cache(&mut self, id: u32) {
-        let key = self.key_of(id);
+        let tie = self.tie_of(&self.blocks[id]);
         let block = &mut self.blocks[id];
-        let pool = &mut self.pools[block.pool as usize];
-        block.gc_mark = pool.searches;
+        block.tie = tie;
         block.state = BlockState::Free;
-        pool.stream_mut(block.stream).free.insert(key);
+        block.gc_mark = self.pools[block.pool as usize].searches;
+        let heap = block.heap;
+        self.heaps[heap as usize].free.insert(&mut self.blocks, id);
     }
 
     #[inline]
     fn uncache(&mut self, id: u32) {
-        let key = self.key_of(id);
-        let block = &self.blocks[id];
-        let found = self.pools[block.pool as usize].stream_mut(block.stream).free.remove(key);
+        let heap = self.blocks[id].heap;
+        let found = self.heaps[heap as usize].free.remove(&mut self.blocks, id);
         debug_assert!(found, "a free block was not in its pool");
     }
 
-    fn collects_garbage(&self) -> bool {
-        self.allowed.is_some() && self.config.garbage_collection_threshold > 0.0
+    /// Free blocks of a pool in search order: by stream, then size, then tie.
+    fn free_blocks_of(&self, pool: u32) -> Vec<Key> {
+        let streams = &self.pools[pool as usize].streams;
+        let mut free = Vec::with_capacity(streams.iter().map(|(_, heap)| self.heaps[*heap as usize].free.len()).sum());
+        for (_, heap) in streams {
+            self.heaps[*heap as usize].free.for_each(&self.blocks, |key| free.push(key));
+        }
+        free
     }
 
     /// Bytes a block could grow to by mapping what lies behind it.
@@ -493,17 +547,24 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Takes the best fitting free block out of the cache (PyTorch: `get_free_block`).
-    #[inline]
+    #[inline(always)]
     fn take_free(&mut self, pool: u32, size: u64, stream: u64) -> Option<u32> {
-        if self.collects_garbage() {
-            self.pools[pool as usize].searches += 1;
+        let owner = &mut self.pools[pool as usize];
+        if self.collecting {
+            owner.searches += 1;
         }
+        let heap = owner.heap(stream).ok()?;
         if self.ranges == 0 && self.config.max_split_size.is_none() {
-            return Some(self.pools[pool as usize].known_stream_mut(stream)?.free.take_best_fit(size)?.id);
+            return self.heaps[heap as usize].free.take_best_fit(&mut self.blocks, size);
         }
-        let mut key = self.pools[pool as usize].stream(stream)?.free.best_fit(size)?;
+        self.take_free_with_limits(heap, size)
+    }
+
+    #[inline(never)]
+    fn take_free_with_limits(&mut self, heap: u32, size: u64) -> Option<u32> {
+        let mut key = self.heaps[heap as usize].free.best_fit(&self.blocks, size)?;
         if self.blocks[key.id].expandable {
-            key = self.settle_expandable(pool, stream, key)?;
+            key = self.settle_expandable(heap, key)?;
         }
         if let Some(limit) = self.config.max_split_size {
             if size < limit && key.size >= limit {
@@ -513,19 +574,19 @@ impl<D: Driver> DeviceAllocator<D> {
                 return None;
             }
         }
-        self.pools[pool as usize].stream_mut(stream).free.remove(key);
+        self.uncache(key.id);
         Some(key.id)
     }
 
     /// The best fit is in an expandable segment: prefer a block that would not eat a growable tail; or, with expandable
     /// segments off by now, one outside them.
     #[cold]
-    fn settle_expandable(&self, pool: u32, stream: u64, first: Key) -> Option<Key> {
-        let free = &self.pools[pool as usize].stream(stream)?.free;
+    fn settle_expandable(&self, heap: u32, first: Key) -> Option<Key> {
+        let free = &self.heaps[heap as usize].free;
         let mut key = first;
         if self.config.expandable_segments {
             while self.blocks[key.id].expandable {
-                match free.after(key) {
+                match free.after(&self.blocks, key) {
                     Some(next) if self.growable(next.id) < self.growable(key.id) => key = next,
                     _ => break,
                 }
@@ -533,7 +594,7 @@ impl<D: Driver> DeviceAllocator<D> {
             return Some(key);
         }
         loop {
-            key = free.after(key)?;
+            key = free.after(&self.blocks, key)?;
             if !self.blocks[key.id].expandable {
                 return Some(key);
             }
@@ -556,15 +617,15 @@ impl<D: Driver> DeviceAllocator<D> {
                 return Ok(id);
             }
         }
-        if self.collects_garbage() {
+        if self.collecting {
             tried.push(Step::GarbageCollect);
             self.collect_garbage()?;
         }
         tried.push(Step::Driver);
         if self.config.throw_on_cudamalloc_oom {
             let limit = self.config.per_process_memory_fraction * self.total as f64;
-            if (self.stats.reserved_bytes.all.current + request.alloc_size) as f64 > limit {
-                self.stats.num_oom_rejections += 1;
+            if (self.stats.reserved_bytes.current() + request.alloc_size) as f64 > limit {
+                self.stats.rest.num_oom_rejections += 1;
                 return Err(self.out_of_memory(request, tried, true));
             }
         }
@@ -603,7 +664,7 @@ impl<D: Driver> DeviceAllocator<D> {
                 return Ok(id);
             }
         }
-        self.stats.num_ooms += 1;
+        self.stats.rest.num_ooms += 1;
         let free = self.driver.mem_get_info().map_or(0, |info| info.free);
         self.record(Action::Oom, free, request.size, request.stream, request.pool, request.tag);
         Err(self.out_of_memory(request, tried, false))
@@ -612,10 +673,10 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Asks the driver (PyTorch: `alloc_block`). `None`: no memory.
     fn take_from_driver(&mut self, request: &Request, retry: bool) -> Result<Option<u32>, AllocError> {
         if retry {
-            self.stats.num_alloc_retries += 1;
+            self.stats.rest.num_alloc_retries += 1;
         }
         let size = request.alloc_size;
-        if self.allowed.is_some_and(|limit| self.stats.reserved_bytes.all.current.saturating_add(size) > limit) {
+        if self.allowed.is_some_and(|limit| self.stats.reserved_bytes.current().saturating_add(size) > limit) {
             return Ok(None);
         }
         if request.expandable {
@@ -650,9 +711,9 @@ impl<D: Driver> DeviceAllocator<D> {
         self.stats.segment.increase(small, 1);
         self.stats.reserved_bytes.increase(small, size);
         if self.config.max_split_size.is_some_and(|limit| size >= limit) {
-            self.stats.oversize_segments.increase(1);
+            self.stats.rest.oversize_segments.increase(1);
         }
-        self.stats.num_device_alloc += 1;
+        self.stats.rest.num_device_alloc += 1;
         self.taken += size;
         self.taken_address = addr;
         self.record(Action::SegmentAlloc, addr, size, stream, pool, tag);
@@ -661,23 +722,29 @@ impl<D: Driver> DeviceAllocator<D> {
     #[allow(clippy::too_many_arguments)]
     fn new_block(&mut self, addr: u64, size: u64, stream: u64, pool: u32, segment: u32, state: BlockState, expandable: bool) -> u32 {
         self.registrations += 1;
+        let heap = self.heap_of(pool, stream);
         self.blocks.insert(Block {
             addr,
             size,
+            tie: 0,
             requested: 0,
+            prev: NONE,
+            next: NONE,
+            left: NONE,
+            right: NONE,
+            heap,
+            segment,
+            uses: NONE,
+            state,
+            expandable,
+            small: self.pools[pool as usize].small,
+            live: true,
             stream,
             tag: 0,
             registration: self.registrations,
             gc_mark: 0,
-            prev: NONE,
-            next: NONE,
             pool,
-            segment,
-            uses: NONE,
             events: 0,
-            state,
-            expandable,
-            live: true,
         })
     }
 
@@ -715,35 +782,33 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     #[inline]
-    fn should_split(&self, id: u32, size: u64) -> bool {
-        let block = &self.blocks[id];
-        let pool = &self.pools[block.pool as usize];
-        if pool.private != NONE && self.privates[pool.private as usize].options.no_split {
-            return false;
-        }
+    fn should_split(&self, block: &Block, size: u64) -> bool {
         let rest = block.size - size;
-        if pool.small || self.config.expandable_segments {
+        let splits = if block.small || self.config.expandable_segments {
             rest >= MIN_BLOCK
         } else {
-            self.config.max_split_size.is_none_or(|limit| size < limit) && rest > SMALL_SIZE
-        }
+            large_splits(size, rest, self.config.max_split_size)
+        };
+        splits && !(self.some_unsplit && self.never_splits(block.pool))
+    }
+
+    #[cold]
+    fn never_splits(&self, pool: u32) -> bool {
+        let private = self.pools[pool as usize].private;
+        private != NONE && self.privates[private as usize].options.no_split
     }
 
     /// Splits and hands out a block that is in no set (PyTorch: `alloc_found_block`).
     #[inline]
     fn hand_out(&mut self, found: u32, requested: u64, size: u64, tag: u64) -> u32 {
         let block = &self.blocks[found];
-        let (was_split, expandable, pool, stream, segment) = (block.is_split(), block.expandable, block.pool, block.stream, block.segment);
-        let small = self.pools[pool as usize].small;
-        let mut id = found;
-        if self.should_split(found, size) {
-            let addr = self.blocks[found].addr;
-            id = self.new_block(addr, size, stream, pool, segment, BlockState::Free, expandable);
-            self.link_before(id, found);
-            let rest = &mut self.blocks[found];
-            rest.addr += size;
-            rest.size -= size;
-            let rest = rest.size;
+        let (was_split, expandable, small) = (block.is_split(), block.expandable, block.small);
+        let (mut id, mut bytes) = (found, block.size);
+        let addr = block.addr;
+        if self.should_split(block, size) {
+            let rest = bytes - size;
+            bytes = size;
+            id = self.split_front(found, requested, size, tag);
             self.cache(found);
             if !expandable {
                 if was_split {
@@ -753,16 +818,16 @@ impl<D: Driver> DeviceAllocator<D> {
                     self.stats.inactive_split.increase(small, 1);
                 }
             }
-        } else if was_split && !expandable {
-            let bytes = self.blocks[found].size;
-            self.stats.inactive_split_bytes.decrease(small, bytes);
-            self.stats.inactive_split.decrease(small, 1);
+        } else {
+            let block = &mut self.blocks[found];
+            block.state = BlockState::Allocated;
+            block.requested = requested;
+            block.tag = tag;
+            if was_split && !expandable {
+                self.stats.inactive_split_bytes.decrease(small, bytes);
+                self.stats.inactive_split.decrease(small, 1);
+            }
         }
-        let block = &mut self.blocks[id];
-        block.state = BlockState::Allocated;
-        block.requested = requested;
-        block.tag = tag;
-        let (addr, bytes) = (block.addr, block.size);
         self.table.insert(addr, id);
         self.stats.allocation.increase(small, 1);
         self.stats.allocated_bytes.increase(small, bytes);
@@ -770,24 +835,67 @@ impl<D: Driver> DeviceAllocator<D> {
         self.stats.active_bytes.increase(small, bytes);
         self.stats.requested_bytes.increase(small, requested);
         if self.config.max_split_size.is_some_and(|limit| bytes >= limit) {
-            self.stats.oversize_allocations.increase(1);
+            self.stats.rest.oversize_allocations.increase(1);
         }
         if self.history.is_some() {
-            self.record(Action::Alloc, addr, requested, stream, pool, tag);
+            self.record_block(Action::Alloc, id);
+        }
+        id
+    }
+
+    /// Makes the first `size` bytes of a block an allocated block of their own; the rest stays the old block.
+    #[inline]
+    fn split_front(&mut self, found: u32, requested: u64, size: u64, tag: u64) -> u32 {
+        self.registrations += 1;
+        let rest = &mut self.blocks[found];
+        let (prev, segment) = (rest.prev, rest.segment);
+        let front = Block {
+            addr: rest.addr,
+            size,
+            tie: 0,
+            requested,
+            prev,
+            next: found,
+            left: NONE,
+            right: NONE,
+            heap: rest.heap,
+            segment,
+            uses: NONE,
+            state: BlockState::Allocated,
+            expandable: rest.expandable,
+            small: rest.small,
+            live: true,
+            stream: rest.stream,
+            tag,
+            registration: self.registrations,
+            gc_mark: 0,
+            pool: rest.pool,
+            events: 0,
+        };
+        rest.addr += size;
+        rest.size -= size;
+        let id = self.blocks.insert(front);
+        self.blocks[found].prev = id;
+        if prev == NONE {
+            self.segments[segment].head = id;
+        } else {
+            self.blocks[prev].next = id;
         }
         id
     }
 
     // ---- frees ----------------------------------------------------------------------------------------------------
 
-    fn owned(&self, address: u64) -> Result<u32, AllocError> {
-        let Some(id) = self.table.get(address) else {
+    /// The slot of the table and the block of an allocated address.
+    #[inline]
+    fn owned(&self, address: u64) -> Result<(usize, u32), AllocError> {
+        let Some((slot, id)) = self.table.find(address) else {
             return Err(AllocError::NotAllocated { address, why: "is not allocated here" });
         };
         if self.blocks[id].state != BlockState::Allocated {
             return Err(AllocError::NotAllocated { address, why: "was freed already and waits for another stream" });
         }
-        Ok(id)
+        Ok((slot, id))
     }
 
     /// Takes back what [`malloc`](Self::malloc) returned. If other streams used it
@@ -806,10 +914,10 @@ impl<D: Driver> DeviceAllocator<D> {
             self.uncached.remove(&address);
             return Ok(());
         }
-        let id = self.owned(address)?;
+        let (slot, id) = self.owned(address)?;
         if self.blocks[id].uses == NONE {
             self.give_up(id);
-            self.free_block(id);
+            self.free_at(slot, id);
         } else if self.capturing() {
             self.give_up(id);
             self.deferred.push(id);
@@ -827,16 +935,22 @@ impl<D: Driver> DeviceAllocator<D> {
     fn give_up(&mut self, id: u32) {
         let block = &mut self.blocks[id];
         block.state = BlockState::PendingFree;
-        let (addr, bytes, requested, stream, pool, tag) = (block.addr, block.size, block.requested, block.stream, block.pool, block.tag);
-        let small = self.pools[pool as usize].small;
+        let (bytes, small) = (block.size, block.small);
         self.stats.allocation.decrease(small, 1);
         self.stats.allocated_bytes.decrease(small, bytes);
-        if self.config.max_split_size.is_some_and(|limit| bytes >= limit) && self.stats.oversize_allocations.current > 0 {
-            self.stats.oversize_allocations.decrease(1);
+        if self.config.max_split_size.is_some_and(|limit| bytes >= limit) && self.stats.rest.oversize_allocations.current > 0 {
+            self.stats.rest.oversize_allocations.decrease(1);
         }
         if self.history.is_some() {
-            self.record(Action::FreeRequested, addr, requested, stream, pool, tag);
+            self.record_block(Action::FreeRequested, id);
         }
+    }
+
+    #[cold]
+    fn record_block(&mut self, action: Action, id: u32) {
+        let block = &self.blocks[id];
+        let (addr, requested, stream, pool, tag) = (block.addr, block.requested, block.stream, block.pool, block.tag);
+        self.record(action, addr, requested, stream, pool, tag);
     }
 
     /// The owner's part of a free only, for replay: the block stays active until [`finish_free`](Self::finish_free).
@@ -844,7 +958,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// # Errors
     /// An address that is not allocated.
     pub fn begin_free(&mut self, address: u64) -> Result<(), AllocError> {
-        let id = self.owned(address)?;
+        let (_, id) = self.owned(address)?;
         self.give_up(id);
         self.blocks[id].events += 1;
         Ok(())
@@ -867,35 +981,71 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Merges a block that nobody uses any more with its free neighbours and caches it.
-    #[inline]
     fn free_block(&mut self, id: u32) {
-        let block = &self.blocks[id];
-        debug_assert!(block.events == 0 && block.uses == NONE);
-        let (addr, bytes, requested, pool, stream, expandable, tag) =
-            (block.addr, block.size, block.requested, block.pool, block.stream, block.expandable, block.tag);
-        let small = self.pools[pool as usize].small;
-        if self.history.is_some() {
-            self.record(Action::FreeCompleted, addr, requested, stream, pool, tag);
+        if let Some((slot, _)) = self.table.find(self.blocks[id].addr) {
+            self.free_at(slot, id);
         }
-        self.table.remove(addr);
-        self.blocks[id].state = BlockState::Free;
-        let (mut count, mut size) = (0i64, 0i64);
-        for neighbour in [self.blocks[id].prev, self.blocks[id].next] {
-            let subsumed = self.merge(id, neighbour);
-            if subsumed > 0 {
-                count -= 1;
-                size -= subsumed as i64;
+    }
+
+    /// Like [`free_block`](Self::free_block), for a block whose slot in the table is known.
+    #[inline(always)]
+    fn free_at(&mut self, slot: usize, id: u32) {
+        if self.history.is_some() {
+            self.record_block(Action::FreeCompleted, id);
+        }
+        self.table.remove_at(slot);
+        let block = &mut self.blocks[id];
+        debug_assert!(block.events == 0 && block.uses == NONE);
+        block.state = BlockState::Free;
+        let (mut addr, mut size, mut prev, mut next) = (block.addr, block.size, block.prev, block.next);
+        let (bytes, requested, small, expandable, heap) = (block.size, block.requested, block.small, block.expandable, block.heap);
+        let free = &mut self.heaps[heap as usize].free;
+        let (mut count, mut change) = (0i64, 0i64);
+        if prev != NONE && self.blocks[prev].state == BlockState::Free {
+            let gone = prev;
+            let found = free.remove(&mut self.blocks, gone);
+            debug_assert!(found, "a free block was not in its pool");
+            let before = &self.blocks[gone];
+            (addr, prev) = (before.addr, before.prev);
+            count -= 1;
+            change -= before.size as i64;
+            size += before.size;
+            let segment = before.segment;
+            self.blocks.remove(gone);
+            if prev == NONE {
+                self.segments[segment].head = id;
+            } else {
+                self.blocks[prev].next = id;
             }
         }
-        self.cache(id);
-        let block = &self.blocks[id];
-        if block.is_split() {
-            count += 1;
-            size += block.size as i64;
+        if next != NONE && self.blocks[next].state == BlockState::Free {
+            let gone = next;
+            let found = free.remove(&mut self.blocks, gone);
+            debug_assert!(found, "a free block was not in its pool");
+            let after = &self.blocks[gone];
+            next = after.next;
+            count -= 1;
+            change -= after.size as i64;
+            size += after.size;
+            self.blocks.remove(gone);
+            if next != NONE {
+                self.blocks[next].prev = id;
+            }
         }
+        let block = &mut self.blocks[id];
+        (block.addr, block.size, block.prev, block.next) = (addr, size, prev, next);
+        self.cache(id);
         if !expandable {
-            self.stats.inactive_split.change(small, count);
-            self.stats.inactive_split_bytes.change(small, size);
+            if prev != NONE || next != NONE {
+                count += 1;
+                change += size as i64;
+            }
+            if count != 0 {
+                self.stats.inactive_split.change(small, count);
+            }
+            if change != 0 {
+                self.stats.inactive_split_bytes.change(small, change);
+            }
         }
         self.stats.active.decrease(small, 1);
         self.stats.active_bytes.decrease(small, bytes);
@@ -948,7 +1098,7 @@ impl<D: Driver> DeviceAllocator<D> {
         if address == 0 || self.uncached.contains_key(&address) {
             return Ok(());
         }
-        let id = self.owned(address)?;
+        let (_, id) = self.owned(address)?;
         if self.blocks[id].stream == stream.0 {
             return Ok(());
         }
@@ -1069,7 +1219,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Waits for all events and frees their blocks.
     fn synchronize_events(&mut self) -> Result<(), AllocError> {
-        self.stats.num_sync_all_streams += 1;
+        self.stats.rest.num_sync_all_streams += 1;
         self.queue_deferred()?;
         for at in 0..self.events.len() {
             while let Some(&(event, id)) = self.events[at].queue.front() {
@@ -1084,7 +1234,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Number of frees that wait for other streams or for the end of a capture.
     pub fn pending_frees(&self) -> usize {
-        self.table.len() - self.stats.allocation.all.current as usize
+        self.table.len() - self.stats.allocation.current() as usize
     }
 
     // ---- giving back ----------------------------------------------------------------------------------------------
@@ -1104,10 +1254,10 @@ impl<D: Driver> DeviceAllocator<D> {
         let small = self.pools[pool as usize].small;
         self.stats.segment.decrease(small, 1);
         self.stats.reserved_bytes.decrease(small, size);
-        if self.config.max_split_size.is_some_and(|limit| size >= limit) && self.stats.oversize_segments.current > 0 {
-            self.stats.oversize_segments.decrease(1);
+        if self.config.max_split_size.is_some_and(|limit| size >= limit) && self.stats.rest.oversize_segments.current > 0 {
+            self.stats.rest.oversize_segments.decrease(1);
         }
-        self.stats.num_device_free += 1;
+        self.stats.rest.num_device_free += 1;
         self.record(Action::SegmentFree, addr, size, stream, pool, tag);
         released.push(Released { address: addr, size, stream: StreamId(stream), small, pool: self.pool_id(pool), expandable: false });
         Ok(())
@@ -1115,8 +1265,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Gives back what a pool has wholly free (PyTorch: `release_blocks`).
     fn release_blocks(&mut self, pool: u32, released: &mut Vec<Released>) -> Result<(), AllocError> {
-        let mut free = Vec::with_capacity(self.pools[pool as usize].free_len());
-        self.pools[pool as usize].for_each_free(|key| free.push(key.id));
+        let free: Vec<u32> = self.free_blocks_of(pool).into_iter().map(|key| key.id).collect();
         for &id in &free {
             if !self.blocks[id].expandable && !self.blocks[id].is_split() {
                 self.release_block(id, released)?;
@@ -1203,8 +1352,8 @@ impl<D: Driver> DeviceAllocator<D> {
     fn release_oversize(&mut self, request: &Request) -> Result<bool, AllocError> {
         let Some(limit) = self.config.max_split_size else { return Ok(false) };
         let wanted = request.size.max(limit);
-        let Some(stream) = self.pools[request.pool as usize].stream(request.stream) else { return Ok(false) };
-        let fit = stream.free.best_fit(wanted);
+        let Ok(heap) = self.pools[request.pool as usize].heap(request.stream) else { return Ok(false) };
+        let fit = self.heaps[heap as usize].free.best_fit(&self.blocks, wanted);
         let mut released = Vec::new();
         if let Some(key) = fit
             && !self.blocks[key.id].expandable
@@ -1217,9 +1366,9 @@ impl<D: Driver> DeviceAllocator<D> {
             return Ok(true);
         }
         let mut sum = 0;
-        let mut next = stream.free.before(fit.unwrap_or(Key { size: u64::MAX, tie: u64::MAX, id: NONE }));
+        let mut next = self.heaps[heap as usize].free.before(&self.blocks, fit.unwrap_or(Key { size: u64::MAX, tie: u64::MAX, id: NONE }));
         while let Some(key) = next.filter(|key| sum < wanted && key.size >= limit) {
-            next = self.pools[request.pool as usize].stream(request.stream).and_then(|stream| stream.free.before(key));
+            next = self.heaps[heap as usize].free.before(&self.blocks, key);
             let block = &self.blocks[key.id];
             if !block.expandable && !block.is_split() {
                 self.release_block(key.id, &mut released)?;
@@ -1233,14 +1382,13 @@ impl<D: Driver> DeviceAllocator<D> {
     fn collect_garbage(&mut self) -> Result<(), AllocError> {
         let Some(limit) = self.allowed else { return Ok(()) };
         let threshold = (self.config.garbage_collection_threshold * limit as f64) as u64;
-        let total = self.stats.reserved_bytes.all.current;
+        let total = self.stats.reserved_bytes.current();
         if total <= threshold {
             return Ok(());
         }
         let target = total - threshold;
         let searches = self.pools[LARGE as usize].searches;
-        let mut candidates = Vec::new();
-        self.pools[LARGE as usize].for_each_free(|key| candidates.push(key.id));
+        let mut candidates: Vec<u32> = self.free_blocks_of(LARGE).into_iter().map(|key| key.id).collect();
         candidates.retain(|id| !self.blocks[*id].is_split());
         let mut count = candidates.len() as u64;
         let mut ages: u64 = candidates.iter().map(|id| searches - self.blocks[*id].gc_mark).sum();
@@ -1274,14 +1422,14 @@ impl<D: Driver> DeviceAllocator<D> {
     fn list_unmapped(&mut self, id: u32) {
         let block = &mut self.blocks[id];
         block.state = BlockState::Unmapped;
-        let (addr, pool, stream) = (block.addr, block.pool, block.stream);
-        self.pools[pool as usize].stream_mut(stream).unmapped.insert(addr, id);
+        let (addr, heap) = (block.addr, block.heap);
+        self.heaps[heap as usize].unmapped.insert(addr, id);
     }
 
     fn unlist(&mut self, id: u32) {
         let block = &self.blocks[id];
-        let (addr, pool, stream) = (block.addr, block.pool, block.stream);
-        self.pools[pool as usize].stream_mut(stream).unmapped.remove(&addr);
+        let (addr, heap) = (block.addr, block.heap);
+        self.heaps[heap as usize].unmapped.remove(&addr);
     }
 
     fn allocatable(&self, id: u32) -> bool {
@@ -1291,8 +1439,8 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Where enough consecutive free or unmapped address space begins, lowest first (PyTorch:
     /// `find_expandable_block`); makes a new segment if nowhere.
     fn find_expandable(&mut self, request: &Request) -> Result<Option<u32>, AllocError> {
-        if let Some(stream) = self.pools[request.pool as usize].stream(request.stream) {
-            for &unmapped in stream.unmapped.values() {
+        if let Ok(heap) = self.pools[request.pool as usize].heap(request.stream) {
+            for &unmapped in self.heaps[heap as usize].unmapped.values() {
                 let before = self.blocks[unmapped].prev;
                 let start = if before != NONE && self.allocatable(before) { before } else { unmapped };
                 let (mut bytes, mut at) = (0u64, start);
@@ -1396,7 +1544,7 @@ impl<D: Driver> DeviceAllocator<D> {
         self.cache(id);
         let small = self.pools[pool as usize].small;
         self.stats.reserved_bytes.increase(small, mapped);
-        self.stats.num_device_alloc += 1;
+        self.stats.rest.num_device_alloc += 1;
         if self.taken == 0 {
             self.taken_address = addr;
         }
@@ -1441,7 +1589,7 @@ impl<D: Driver> DeviceAllocator<D> {
             self.list_unmapped(id);
             let small = self.pools[pool as usize].small;
             self.stats.reserved_bytes.decrease(small, done.bytes);
-            self.stats.num_device_free += 1;
+            self.stats.rest.num_device_free += 1;
             self.record(Action::SegmentUnmap, done.addr, done.bytes, stream, pool, tag);
             released.push(Released {
                 address: done.addr,
@@ -1511,6 +1659,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     fn add_pool(&mut self, id: PoolId, options: PoolOptions, users: u32) -> u32 {
         let at = self.privates.len() as u32;
+        self.some_unsplit |= options.no_split;
         let small = self.pools.len() as u32;
         self.pools.push(Pool::new(true, at));
         self.pools.push(Pool::new(false, at));
@@ -1595,7 +1744,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Statistics now.
     pub fn stats(&self) -> Stats {
-        let mut stats = self.stats.clone();
+        let mut stats = self.stats.read();
         for private in self.privates.iter().filter(|private| private.live) {
             stats.reserved_bytes_by_private_pools.insert(format!("{}_{}", private.id.0, private.id.1), 0);
         }
@@ -1608,9 +1757,20 @@ impl<D: Driver> DeviceAllocator<D> {
         stats
     }
 
-    /// Statistics without the figures by private pool: no copying.
-    pub fn raw_stats(&self) -> &Stats {
-        &self.stats
+    /// Statistics without the figures by private pool, which take a look at all segments.
+    pub fn raw_stats(&self) -> Stats {
+        self.stats.read()
+    }
+
+    /// The present sums alone, for callers that look after every request.
+    #[inline]
+    pub fn usage(&self) -> Usage {
+        Usage {
+            allocated: self.stats.allocated_bytes.current(),
+            active: self.stats.active_bytes.current(),
+            requested: self.stats.requested_bytes.current(),
+            reserved: self.stats.reserved_bytes.current(),
+        }
     }
 
     /// Sets every peak to the present value.
@@ -1694,7 +1854,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Where reserved memory goes.
     pub fn attribution(&self) -> Attribution {
-        let mut sum = Attribution { reserved: self.stats.reserved_bytes.all.current, ..Attribution::default() };
+        let mut sum = Attribution { reserved: self.stats.reserved_bytes.current(), ..Attribution::default() };
         for (_, block) in self.blocks.iter() {
             let pool = &self.pools[block.pool as usize];
             match block.state {
@@ -1767,10 +1927,10 @@ impl<D: Driver> DeviceAllocator<D> {
     fn out_of_memory(&self, request: &Request, tried: Vec<Step>, rejected: bool) -> AllocError {
         let info = self.driver.mem_get_info().unwrap_or_default();
         let capacity = if info.total > 0 { info.total } else { self.total };
-        let reserved = self.stats.reserved_bytes.all.current;
+        let reserved = self.stats.reserved_bytes.current();
         let mut free_in_private_pools = 0;
-        for pool in self.pools.iter().filter(|pool| pool.private != NONE) {
-            pool.for_each_free(|key| free_in_private_pools += key.size);
+        for pool in (0..self.pools.len() as u32).filter(|pool| self.pools[*pool as usize].private != NONE) {
+            free_in_private_pools += self.free_blocks_of(pool).into_iter().map(|key| key.size).sum::<u64>();
         }
         AllocError::OutOfMemory(Box::new(OutOfMemory {
             requested: request.requested,
@@ -1782,7 +1942,7 @@ impl<D: Driver> DeviceAllocator<D> {
             capacity,
             free: info.free,
             allowed: self.allowed,
-            allocated: self.stats.allocated_bytes.all.current,
+            allocated: self.stats.allocated_bytes.current(),
             reserved,
             free_in_private_pools,
             others: capacity.saturating_sub(info.free).saturating_sub(reserved),
@@ -1806,7 +1966,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Notes a snapshot in the trace.
     pub(crate) fn note_snapshot(&mut self) {
-        let bytes = self.stats.allocated_bytes.all.current;
+        let bytes = self.stats.allocated_bytes.current();
         self.record(Action::Snapshot, 0, bytes, 0, SMALL, 0);
     }
 
@@ -1851,7 +2011,7 @@ impl<D: Driver> DeviceAllocator<D> {
             self.stats.segment.increase(seed.small, 1);
             self.stats.reserved_bytes.increase(seed.small, seed.size);
             if self.config.max_split_size.is_some_and(|limit| seed.size >= limit) {
-                self.stats.oversize_segments.increase(1);
+                self.stats.rest.oversize_segments.increase(1);
             }
         }
         ranges.sort_by_key(|seed| (seed.pool, seed.stream, seed.small, seed.address));
@@ -1906,7 +2066,7 @@ impl<D: Driver> DeviceAllocator<D> {
             self.stats.allocation.increase(small, 1);
             self.stats.allocated_bytes.increase(small, seed.size);
             if self.config.max_split_size.is_some_and(|limit| seed.size >= limit) {
-                self.stats.oversize_allocations.increase(1);
+                self.stats.rest.oversize_allocations.increase(1);
             }
         }
         id
@@ -1977,7 +2137,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// What is wrong.
     pub fn validate(&self) -> Result<(), String> {
         self.validate_segments()?;
-        let mut counts = Stats { max_split_size: self.stats.max_split_size, ..Stats::default() };
+        let mut counts = Stats { max_split_size: self.stats.rest.max_split_size, ..Stats::default() };
         let (mut live, mut free_blocks, mut unmapped) = (0, 0, 0);
         for (id, block) in self.blocks.iter() {
             let small = self.pools[block.pool as usize].small;
@@ -1999,8 +2159,12 @@ impl<D: Driver> DeviceAllocator<D> {
                 BlockState::Free => {
                     free_blocks += 1;
                     counts.reserved_bytes.increase(small, block.size);
-                    let key = self.key_of(id);
-                    let found = self.pools[block.pool as usize].stream(block.stream).and_then(|stream| stream.free.at_least(key));
+                    let key = Key { size: block.size, tie: self.tie_of(block), id };
+                    let heap = self.pools[block.pool as usize].heap(block.stream);
+                    if heap != Ok(block.heap) || block.small != small {
+                        return Err(format!("free block {:#x} is in the wrong heap", block.addr));
+                    }
+                    let found = self.heaps[block.heap as usize].free.at_least(&self.blocks, key);
                     if found != Some(key) {
                         return Err(format!("free block {:#x} is not in its pool", block.addr));
                     }
@@ -2011,15 +2175,14 @@ impl<D: Driver> DeviceAllocator<D> {
                 }
                 BlockState::Unmapped => {
                     unmapped += 1;
-                    let stream = self.pools[block.pool as usize].stream(block.stream);
-                    if stream.and_then(|stream| stream.unmapped.get(&block.addr)) != Some(&id) {
+                    if self.heaps[block.heap as usize].unmapped.get(&block.addr) != Some(&id) {
                         return Err(format!("unmapped block {:#x} is not listed", block.addr));
                     }
                 }
             }
         }
-        let pooled: usize = self.pools.iter().map(Pool::free_len).sum();
-        let listed: usize = self.pools.iter().flat_map(|pool| &pool.streams).map(|stream| stream.unmapped.len()).sum();
+        let pooled: usize = self.heaps.iter().map(|heap| heap.free.len()).sum();
+        let listed: usize = self.heaps.iter().map(|heap| heap.unmapped.len()).sum();
         if (live, free_blocks, unmapped) != (self.table.len(), pooled, listed) {
             return Err(format!(
                 "{live} live, {free_blocks} free, {unmapped} unmapped blocks, but {} / {pooled} / {listed} listed",
@@ -2045,10 +2208,11 @@ impl<D: Driver> DeviceAllocator<D> {
             ]
             .map(|array| [array.all.current, array.large_pool.current, array.small_pool.current])
         };
-        if figures(&counts) != figures(&self.stats) {
-            return Err(format!("statistics {:?} differ from the blocks {:?}", figures(&self.stats), figures(&counts)));
+        let kept = self.stats.read();
+        if figures(&counts) != figures(&kept) {
+            return Err(format!("statistics {:?} differ from the blocks {:?}", figures(&kept), figures(&counts)));
         }
-        if self.attribution().unallocated() + self.stats.allocated_bytes.all.current != self.stats.reserved_bytes.all.current {
+        if self.attribution().unallocated() + self.stats.allocated_bytes.current() != self.stats.reserved_bytes.current() {
             return Err("the attribution does not sum up to the reserved bytes".to_owned());
         }
         let queued: usize = self.events.iter().map(|events| events.queue.len()).sum();

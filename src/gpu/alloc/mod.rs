@@ -34,7 +34,9 @@ mod tests;
 
 pub use block::{BlockId, BlockState, SegmentId};
 pub use config::AllocConfig;
-pub use core::{Allocation, BlockInfo, BlockSeed, DeviceAllocator, PoolId, PoolOptions, Released, SegmentInfo, SegmentSeed, StreamFilter};
+pub use core::{
+    Allocation, BlockInfo, BlockSeed, DeviceAllocator, PoolId, PoolOptions, Released, SegmentInfo, SegmentSeed, StreamFilter, Usage,
+};
 pub use history::{Action, TraceEntry};
 pub use oom::{AllocError, Attribution, Holder, OutOfMemory, Pinned, Step};
 pub use policy::{Evidence, Policy, TieBreak, TorchVersion};

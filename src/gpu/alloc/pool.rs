@@ -2,22 +2,24 @@
 //!
 //! One [`FreeSet`] holds the free blocks of one pool and stream, ordered by (size, tie). Sizes are binned
 //! monotonically (exact below 32 KiB, 32 bins a power of two above), a bitmap names the bins in use, and every bin is
-//! a treap whose nodes lie in one array: the exact best fit is a look at two bitmap words and a walk down one tree,
-//! which mostly has one node. The heap is used only when more blocks are free at once than ever before.
+//! a treap whose links lie in the blocks themselves: the exact best fit is a look at two bitmap words and a walk down
+//! one tree, which mostly has one node. A set itself never grows.
 
 use std::collections::BTreeMap;
 
-use super::block::NONE;
+use super::block::{NONE, Slab};
 
 /// Bins below this index hold one multiple of 512 each.
 const EXACT: usize = 64;
-const BINS: usize = EXACT + 49 * 32;
-const WORDS: usize = BINS.div_ceil(64);
+/// A power of two, so that a masked index needs no check; the last ones stay empty.
+const BINS: usize = 2048;
+const WORDS: usize = BINS / 64;
 
 /// Position of a free block in the search order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub size: u64,
+    /// Differs between the blocks of one set.
     pub tie: u64,
     pub id: u32,
 }
@@ -33,225 +35,211 @@ fn bin_of(size: u64) -> usize {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Node {
-    key: Key,
-    left: u32,
-    right: u32,
-    priority: u32,
-}
-
-/// Priorities decide the shape of a treap; any fixed scrambling of the key will do.
+/// Priorities decide the shape of a treap; any fixed scrambling of the block's index will do.
 #[inline]
-fn priority(key: Key) -> u32 {
-    ((key.tie ^ key.size << 20).wrapping_add(u64::from(key.id)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32
+fn priority(id: u32) -> u32 {
+    let mixed = id.wrapping_mul(0x9E37_79B1);
+    (mixed ^ mixed >> 15).wrapping_mul(0x85EB_CA77)
 }
 
-/// The free blocks of one pool and stream.
+#[inline]
+fn key(slab: &Slab, id: u32) -> Key {
+    let block = &slab[id];
+    Key { size: block.size, tie: block.tie, id }
+}
+
+/// Whether block `id` comes before (size, tie).
+#[inline]
+fn is_before(slab: &Slab, id: u32, size: u64, tie: u64) -> bool {
+    let block = &slab[id];
+    block.size < size || (block.size == size && block.tie < tie)
+}
+
+/// The free blocks of one pool and stream. Every method gets the slab that holds them.
 #[derive(Debug)]
 pub(crate) struct FreeSet {
-    roots: Vec<u32>,
-    nodes: Vec<Node>,
-    /// First unused node; unused nodes are chained by `left`.
-    spare: u32,
-    words: [u64; WORDS],
     summary: u64,
     len: usize,
+    words: [u64; WORDS],
+    roots: Box<[u32; BINS]>,
 }
 
 impl Default for FreeSet {
     fn default() -> Self {
-        FreeSet { roots: vec![NONE; BINS], nodes: Vec::new(), spare: NONE, words: [0; WORDS], summary: 0, len: 0 }
+        FreeSet { summary: 0, len: 0, words: [0; WORDS], roots: Box::new([NONE; BINS]) }
     }
 }
 
 impl FreeSet {
-    /// `key` must not be in the set.
     #[inline]
-    pub fn insert(&mut self, key: Key) {
-        let bin = bin_of(key.size);
-        let node = Node { key, left: NONE, right: NONE, priority: priority(key) };
-        let id = if self.spare == NONE {
-            self.nodes.push(node);
-            (self.nodes.len() - 1) as u32
-        } else {
-            let id = self.spare;
-            self.spare = self.nodes[id as usize].left;
-            self.nodes[id as usize] = node;
-            id
-        };
-        self.len += 1;
-        let root = self.roots[bin];
-        if root == NONE {
-            self.roots[bin] = id;
-            self.words[bin / 64] |= 1 << (bin % 64);
-            self.summary |= 1 << (bin / 64);
-        } else {
-            self.roots[bin] = self.insert_below(root, id);
-        }
+    fn root(&self, bin: usize) -> u32 {
+        self.roots[bin % BINS]
     }
 
-    /// Inserts node `id` into the tree at `root`; returns the new root.
-    fn insert_below(&mut self, root: u32, id: u32) -> u32 {
-        let new = self.nodes[id as usize];
+    /// Adds a block that is in no set; its size and tie must stay as they are until it is taken out.
+    #[inline]
+    pub fn insert(&mut self, slab: &mut Slab, id: u32) {
+        let block = &mut slab[id];
+        (block.left, block.right) = (NONE, NONE);
+        let bin = bin_of(block.size);
+        self.len += 1;
+        let root = self.root(bin);
+        self.roots[bin % BINS] = if root == NONE {
+            self.words[bin / 64 % WORDS] |= 1 << (bin % 64);
+            self.summary |= 1 << (bin / 64);
+            id
+        } else {
+            Self::insert_below(slab, root, id)
+        };
+    }
+
+    /// Inserts block `id` into the tree at `root`; returns the new root.
+    fn insert_below(slab: &mut Slab, root: u32, id: u32) -> u32 {
+        let (size, tie, urgent) = (slab[id].size, slab[id].tie, priority(id));
         let (mut top, mut parent, mut right, mut at) = (root, NONE, false, root);
-        while at != NONE && self.nodes[at as usize].priority >= new.priority {
+        while at != NONE && priority(at) >= urgent {
             parent = at;
-            right = self.nodes[at as usize].key < new.key;
-            at = if right { self.nodes[at as usize].right } else { self.nodes[at as usize].left };
+            right = is_before(slab, at, size, tie);
+            at = if right { slab[at].right } else { slab[at].left };
         }
         match parent {
             NONE => top = id,
-            parent if right => self.nodes[parent as usize].right = id,
-            parent => self.nodes[parent as usize].left = id,
+            parent if right => slab[parent].right = id,
+            parent => slab[parent].left = id,
         }
         // Split what was here: smaller keys to the left of the new node, greater ones to the right.
         let (mut left_end, mut right_end) = (NONE, NONE);
         while at != NONE {
-            let node = self.nodes[at as usize];
-            if node.key < new.key {
+            if is_before(slab, at, size, tie) {
                 match left_end {
-                    NONE => self.nodes[id as usize].left = at,
-                    end => self.nodes[end as usize].right = at,
+                    NONE => slab[id].left = at,
+                    end => slab[end].right = at,
                 }
                 left_end = at;
-                at = node.right;
+                at = slab[at].right;
             } else {
                 match right_end {
-                    NONE => self.nodes[id as usize].right = at,
-                    end => self.nodes[end as usize].left = at,
+                    NONE => slab[id].right = at,
+                    end => slab[end].left = at,
                 }
                 right_end = at;
-                at = node.left;
+                at = slab[at].left;
             }
         }
         if left_end != NONE {
-            self.nodes[left_end as usize].right = NONE;
+            slab[left_end].right = NONE;
         }
         if right_end != NONE {
-            self.nodes[right_end as usize].left = NONE;
+            slab[right_end].left = NONE;
         }
         top
     }
 
-    /// Whether the key was there.
+    /// Takes a block out. Whether it was there.
     #[inline]
-    pub fn remove(&mut self, key: Key) -> bool {
-        let bin = bin_of(key.size);
-        let (mut parent, mut right, mut at) = (NONE, false, self.roots[bin]);
-        loop {
+    pub fn remove(&mut self, slab: &mut Slab, id: u32) -> bool {
+        let (size, tie) = (slab[id].size, slab[id].tie);
+        let bin = bin_of(size);
+        let (mut parent, mut right, mut at) = (NONE, false, self.root(bin));
+        while at != id {
             if at == NONE {
                 return false;
             }
-            let node = &self.nodes[at as usize];
-            if node.key == key {
-                break;
-            }
             parent = at;
-            right = node.key < key;
-            at = if right { node.right } else { node.left };
+            right = is_before(slab, at, size, tie);
+            at = if right { slab[at].right } else { slab[at].left };
         }
-        self.unlink(bin, at, parent, right);
+        self.unlink(slab, bin, at, parent, right);
         true
     }
 
     /// Takes a node out of its bin's tree; `right` says on which side of `parent` it hangs.
-    #[inline]
-    fn unlink(&mut self, bin: usize, at: u32, parent: u32, right: bool) {
-        let node = self.nodes[at as usize];
-        let joined = if node.left == NONE {
-            node.right
-        } else if node.right == NONE {
-            node.left
-        } else {
-            self.join(node.left, node.right)
-        };
-        match parent {
-            NONE => {
-                self.roots[bin] = joined;
-                if joined == NONE {
-                    self.words[bin / 64] &= !(1 << (bin % 64));
-                    if self.words[bin / 64] == 0 {
-                        self.summary &= !(1 << (bin / 64));
-                    }
-                }
-            }
-            parent if right => self.nodes[parent as usize].right = joined,
-            parent => self.nodes[parent as usize].left = joined,
-        }
-        self.nodes[at as usize].left = self.spare;
-        self.spare = at;
+    #[inline(always)]
+    fn unlink(&mut self, slab: &mut Slab, bin: usize, at: u32, parent: u32, right: bool) {
+        let (below_left, below_right) = (slab[at].left, slab[at].right);
         self.len -= 1;
+        if parent == NONE && below_left == NONE && below_right == NONE {
+            // Alone in its bin, as most are.
+            self.roots[bin % BINS] = NONE;
+            let word = &mut self.words[bin / 64 % WORDS];
+            *word &= !(1 << (bin % 64));
+            if *word == 0 {
+                self.summary &= !(1 << (bin / 64));
+            }
+        } else {
+            let joined = Self::join(slab, below_left, below_right);
+            match parent {
+                NONE => self.roots[bin % BINS] = joined,
+                parent if right => slab[parent].right = joined,
+                parent => slab[parent].left = joined,
+            }
+        }
     }
 
     /// Takes the best fit for `size` out of the set.
     #[inline]
-    pub fn take_best_fit(&mut self, size: u64) -> Option<Key> {
+    pub fn take_best_fit(&mut self, slab: &mut Slab, size: u64) -> Option<u32> {
         let mut bin = bin_of(size);
-        let (mut at, mut parent, mut right) = (self.roots[bin], NONE, false);
+        let (mut at, mut parent, mut right) = (self.root(bin), NONE, false);
         let mut best = (NONE, NONE, false);
         while at != NONE {
-            let node = &self.nodes[at as usize];
-            if node.key.size >= size {
+            let block = &slab[at];
+            if block.size >= size {
                 best = (at, parent, right);
-                (parent, right, at) = (at, false, node.left);
+                (parent, right, at) = (at, false, block.left);
             } else {
-                (parent, right, at) = (at, true, node.right);
+                (parent, right, at) = (at, true, block.right);
             }
         }
         if best.0 == NONE {
             bin = self.next_bin(bin + 1)?;
-            best.0 = self.roots[bin];
+            best = (self.root(bin), NONE, false);
             loop {
-                let left = self.nodes[best.0 as usize].left;
+                let left = slab[best.0].left;
                 if left == NONE {
                     break;
                 }
                 best = (left, best.0, false);
             }
         }
-        let key = self.nodes[best.0 as usize].key;
-        self.unlink(bin, best.0, best.1, best.2);
-        Some(key)
+        self.unlink(slab, bin, best.0, best.1, best.2);
+        Some(best.0)
     }
 
     /// Joins two trees, all keys of the first being smaller.
-    fn join(&mut self, mut left: u32, mut right: u32) -> u32 {
+    fn join(slab: &mut Slab, mut left: u32, mut right: u32) -> u32 {
+        if left == NONE {
+            return right;
+        }
+        if right == NONE {
+            return left;
+        }
         let (mut top, mut end, mut end_right) = (NONE, NONE, false);
         loop {
-            let next = if left == NONE {
-                right
-            } else if right == NONE || self.nodes[left as usize].priority >= self.nodes[right as usize].priority {
-                left
-            } else {
-                right
-            };
+            let take_left = right == NONE || (left != NONE && priority(left) >= priority(right));
+            let next = if take_left { left } else { right };
             match end {
                 NONE => top = next,
-                end if end_right => self.nodes[end as usize].right = next,
-                end => self.nodes[end as usize].left = next,
+                end if end_right => slab[end].right = next,
+                end => slab[end].left = next,
             }
             if left == NONE || right == NONE {
                 return top;
             }
             end = next;
-            if next == left {
-                left = self.nodes[next as usize].right;
-                end_right = true;
+            end_right = take_left;
+            if take_left {
+                left = slab[next].right;
             } else {
-                right = self.nodes[next as usize].left;
-                end_right = false;
+                right = slab[next].left;
             }
         }
     }
 
     #[inline]
     fn next_bin(&self, from: usize) -> Option<usize> {
-        if from >= BINS {
-            return None;
-        }
         let word = from / 64;
-        let here = self.words[word] & (u64::MAX << (from % 64));
+        let here = self.words[word % WORDS] & (u64::MAX << (from % 64));
         if here != 0 {
             return Some(word * 64 + here.trailing_zeros() as usize);
         }
@@ -260,7 +248,7 @@ impl FreeSet {
             return None;
         }
         let word = above.trailing_zeros() as usize;
-        Some(word * 64 + self.words[word].trailing_zeros() as usize)
+        Some(word * 64 + self.words[word % WORDS].trailing_zeros() as usize)
     }
 
     fn prev_bin(&self, before: usize) -> Option<usize> {
@@ -269,67 +257,67 @@ impl FreeSet {
 
     /// The first key at or after `from`.
     #[inline]
-    pub fn at_least(&self, from: Key) -> Option<Key> {
+    pub fn at_least(&self, slab: &Slab, from: Key) -> Option<Key> {
         let bin = bin_of(from.size);
-        let (mut at, mut best) = (self.roots[bin], None);
+        let (mut at, mut best) = (self.root(bin), NONE);
         while at != NONE {
-            let node = &self.nodes[at as usize];
-            at = if node.key >= from {
-                best = Some(node.key);
-                node.left
+            at = if is_before(slab, at, from.size, from.tie) {
+                slab[at].right
             } else {
-                node.right
+                best = at;
+                slab[at].left
             };
         }
-        if best.is_some() {
-            return best;
-        }
-        let mut at = self.roots[self.next_bin(bin + 1)?];
-        loop {
-            let node = &self.nodes[at as usize];
-            if node.left == NONE {
-                return Some(node.key);
+        if best == NONE {
+            best = self.root(self.next_bin(bin + 1)?);
+            loop {
+                match slab[best].left {
+                    NONE => break,
+                    left => best = left,
+                }
             }
-            at = node.left;
         }
+        Some(key(slab, best))
     }
 
     /// The best fit for `size`.
     #[inline]
-    pub fn best_fit(&self, size: u64) -> Option<Key> {
-        self.at_least(Key { size, tie: 0, id: 0 })
+    pub fn best_fit(&self, slab: &Slab, size: u64) -> Option<Key> {
+        self.at_least(slab, Key { size, tie: 0, id: 0 })
     }
 
-    /// The key after `key`.
-    pub fn after(&self, key: Key) -> Option<Key> {
-        self.at_least(if key.id == NONE { Key { tie: key.tie + 1, id: 0, ..key } } else { Key { id: key.id + 1, ..key } })
+    /// The first key with a greater size or tie.
+    pub fn after(&self, slab: &Slab, key: Key) -> Option<Key> {
+        match key.tie.checked_add(1) {
+            Some(tie) => self.at_least(slab, Key { tie, ..key }),
+            None => self.at_least(slab, Key { size: key.size.checked_add(1)?, tie: 0, ..key }),
+        }
     }
 
-    /// The last key before `key`, which need not be in the set.
-    pub fn before(&self, key: Key) -> Option<Key> {
-        let bin = bin_of(key.size);
+    /// The last key with a smaller size or tie; `key` need not be in the set.
+    pub fn before(&self, slab: &Slab, from: Key) -> Option<Key> {
+        let bin = bin_of(from.size);
         let below = |root: u32| {
             let (mut at, mut best) = (root, None);
             while at != NONE {
-                let node = &self.nodes[at as usize];
-                at = if node.key < key {
-                    best = Some(node.key);
-                    node.right
+                at = if is_before(slab, at, from.size, from.tie) {
+                    best = Some(key(slab, at));
+                    slab[at].right
                 } else {
-                    node.left
+                    slab[at].left
                 };
             }
             best
         };
-        below(self.roots[bin]).or_else(|| below(self.roots[self.prev_bin(bin)?]))
+        below(self.root(bin)).or_else(|| below(self.root(self.prev_bin(bin)?)))
     }
 
     /// All keys in search order.
-    pub fn for_each(&self, mut f: impl FnMut(Key)) {
-        let mut next = self.best_fit(0);
+    pub fn for_each(&self, slab: &Slab, mut f: impl FnMut(Key)) {
+        let mut next = self.best_fit(slab, 0);
         while let Some(key) = next {
             f(key);
-            next = self.after(key);
+            next = self.after(slab, key);
         }
     }
 
@@ -339,9 +327,8 @@ impl FreeSet {
 }
 
 /// Free and unmapped blocks of one stream in one pool.
-#[derive(Debug)]
-pub(crate) struct StreamBlocks {
-    pub stream: u64,
+#[derive(Debug, Default)]
+pub(crate) struct Heap {
     pub free: FreeSet,
     /// Unmapped blocks by address.
     pub unmapped: BTreeMap<u64, u32>,
@@ -353,8 +340,8 @@ pub(crate) struct Pool {
     pub small: bool,
     /// Index of the private pool that owns it, or [`NONE`].
     pub private: u32,
-    /// By ascending stream handle: the order in which caches are walked.
-    pub streams: Vec<StreamBlocks>,
+    /// (stream handle, heap), ascending: the order in which caches are walked.
+    pub streams: Vec<(u64, u32)>,
     /// Searches so far; counts only while garbage collection is on.
     pub searches: u64,
 }
@@ -364,53 +351,20 @@ impl Pool {
         Pool { small, private, streams: Vec::new(), searches: 0 }
     }
 
+    /// The stream's heap, if it has had any block; else where it would go.
     #[inline]
-    pub fn stream(&self, stream: u64) -> Option<&StreamBlocks> {
+    pub fn heap(&self, stream: u64) -> Result<u32, usize> {
         match self.streams.first() {
-            Some(first) if first.stream == stream => Some(first),
-            _ => self.streams.binary_search_by_key(&stream, |s| s.stream).ok().map(|at| &self.streams[at]),
+            Some(&(first, heap)) if first == stream => Ok(heap),
+            _ => self.streams.binary_search_by_key(&stream, |s| s.0).map(|at| self.streams[at].1),
         }
-    }
-
-    /// The stream's blocks, if it has had any.
-    #[inline]
-    pub fn known_stream_mut(&mut self, stream: u64) -> Option<&mut StreamBlocks> {
-        match self.streams.first() {
-            Some(first) if first.stream == stream => self.streams.first_mut(),
-            _ => self.streams.binary_search_by_key(&stream, |s| s.stream).ok().map(|at| &mut self.streams[at]),
-        }
-    }
-
-    #[inline]
-    pub fn stream_mut(&mut self, stream: u64) -> &mut StreamBlocks {
-        let at = match self.streams.first() {
-            Some(first) if first.stream == stream => 0,
-            _ => match self.streams.binary_search_by_key(&stream, |s| s.stream) {
-                Ok(at) => at,
-                Err(at) => {
-                    self.streams.insert(at, StreamBlocks { stream, free: FreeSet::default(), unmapped: BTreeMap::new() });
-                    at
-                }
-            },
-        };
-        &mut self.streams[at]
-    }
-
-    /// Free blocks in search order: by stream, then size, then tie.
-    pub fn for_each_free(&self, mut f: impl FnMut(Key)) {
-        for stream in &self.streams {
-            stream.free.for_each(&mut f);
-        }
-    }
-
-    pub fn free_len(&self) -> usize {
-        self.streams.iter().map(|s| s.free.len()).sum()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::alloc::block::{Block, BlockState};
     use std::collections::BTreeSet;
 
     #[test]
@@ -420,50 +374,87 @@ mod tests {
             for part in 0..64u64 {
                 let size = (1u64 << exponent).saturating_add(((1u128 << exponent) * u128::from(part) / 64) as u64);
                 let bin = bin_of(size);
-                assert!(bin >= last && bin < BINS, "{size}");
+                assert!(bin >= last && bin < BINS - 1, "{size}");
                 last = bin;
             }
         }
-        assert!(bin_of(u64::MAX) < BINS);
+        assert!(bin_of(u64::MAX) < BINS - 1);
+    }
+
+    fn block(size: u64, tie: u64) -> Block {
+        Block {
+            addr: 0,
+            size,
+            tie,
+            requested: 0,
+            prev: NONE,
+            next: NONE,
+            left: NONE,
+            right: NONE,
+            heap: 0,
+            segment: 0,
+            uses: NONE,
+            state: BlockState::Free,
+            expandable: false,
+            small: false,
+            live: true,
+            stream: 0,
+            tag: 0,
+            registration: 0,
+            gc_mark: 0,
+            pool: 0,
+            events: 0,
+        }
     }
 
     #[test]
     fn the_set_agrees_with_a_tree() {
-        let (mut set, mut model, mut peak) = (FreeSet::default(), BTreeSet::new(), 0);
+        let (mut slab, mut set, mut model) = (Slab::default(), FreeSet::default(), BTreeSet::new());
         let mut state = 7u64;
         let mut random = move |n: u64| {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (state >> 33) % n
         };
+        let absent = slab.insert(block(512, 77));
         for step in 0..60_000 {
             let size = match random(3) {
                 0 => 512 * (1 + random(3)),
                 1 => (1 << 20) + 512 * random(64),
                 _ => 512 << random(40),
             };
-            let key = Key { size, tie: random(400) * 512, id: random(2) as u32 };
-            if random(5) < 3 {
-                if model.insert(key) {
-                    set.insert(key);
+            let tie = random(400) * 512;
+            let first = |from: Key, model: &BTreeSet<Key>| model.range(Key { id: 0, ..from }..).next().copied();
+            let there = first(Key { size, tie, id: 0 }, &model).filter(|key| (key.size, key.tie) == (size, tie));
+            match there {
+                None if random(5) < 3 => {
+                    let id = slab.insert(block(size, tie));
+                    set.insert(&mut slab, id);
+                    model.insert(Key { size, tie, id });
                 }
-            } else {
-                assert_eq!(set.remove(key), model.remove(&key), "step {step}");
+                None => assert!(!set.remove(&mut slab, absent), "step {step}"),
+                Some(key) => {
+                    assert!(set.remove(&mut slab, key.id), "step {step}");
+                    slab.remove(key.id);
+                    model.remove(&key);
+                }
             }
-            let probe = Key { size: size + random(3) * 512, ..key };
-            assert_eq!(set.at_least(probe), model.range(probe..).next().copied());
-            assert_eq!(set.after(probe), model.range((std::ops::Bound::Excluded(probe), std::ops::Bound::Unbounded)).next().copied());
-            assert_eq!(set.before(probe), model.range(..probe).next_back().copied());
+            let probe = Key { size: size + random(3) * 512, tie, id: 0 };
+            assert_eq!(set.at_least(&slab, probe), first(probe, &model));
+            assert_eq!(set.after(&slab, probe), first(Key { tie: probe.tie + 1, ..probe }, &model));
+            assert_eq!(set.before(&slab, probe), model.range(..probe).next_back().copied());
             if random(10) == 0 {
-                let best = model.range(Key { size, tie: 0, id: 0 }..).next().copied();
-                assert_eq!(set.take_best_fit(size), best);
-                best.map(|best| model.remove(&best));
+                let best = first(Key { size, tie: 0, id: 0 }, &model);
+                assert_eq!(set.take_best_fit(&mut slab, size), best.map(|best| best.id));
+                if let Some(best) = best {
+                    slab.remove(best.id);
+                    model.remove(&best);
+                }
             }
             assert_eq!(set.len(), model.len());
-            peak = peak.max(set.len());
         }
+        assert!(model.len() > 500);
         let mut all = Vec::new();
-        set.for_each(|key| all.push(key));
+        set.for_each(&slab, |key| all.push(key));
         assert!(all.iter().eq(model.iter()));
-        assert_eq!(set.nodes.len(), peak, "nodes are used again");
     }
 }

@@ -61,6 +61,16 @@ pub const fn round_size(n: u64, divisions: &Divisions) -> u64 {
     if parts > 1 && n > MIN_BLOCK * parts { next_division(n, parts) } else { (n + MIN_BLOCK - 1) & !(MIN_BLOCK - 1) }
 }
 
+/// Whether an ordinary block of the large pool is split, when a request of `size` bytes (rounded) leaves `rest` of it.
+#[inline]
+pub const fn large_splits(size: u64, rest: u64, max_split_size: Option<u64>) -> bool {
+    rest > SMALL_SIZE
+        && match max_split_size {
+            Some(limit) => size < limit,
+            None => true,
+        }
+}
+
 /// How many bytes to ask the driver for when a block of `size` bytes (rounded) is missing.
 #[inline]
 pub const fn segment_size(size: u64, large_segment: u64) -> u64 {

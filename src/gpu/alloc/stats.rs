@@ -32,11 +32,6 @@ impl Stat {
         self.freed += n;
     }
 
-    #[inline]
-    fn change(&mut self, n: i64) {
-        if n >= 0 { self.increase(n as u64) } else { self.decrease(n.unsigned_abs()) }
-    }
-
     fn reset_peak(&mut self) {
         self.peak = self.current;
     }
@@ -71,17 +66,6 @@ impl StatArray {
     pub fn decrease(&mut self, small: bool, n: u64) {
         self.all.decrease(n);
         self.pool(small).decrease(n);
-    }
-    /// Adds `n`, which may be negative.
-    #[inline]
-    pub(crate) fn change(&mut self, small: bool, n: i64) {
-        self.all.change(n);
-        self.pool(small).change(n);
-    }
-    fn each(&mut self, f: fn(&mut Stat)) {
-        f(&mut self.all);
-        f(&mut self.large_pool);
-        f(&mut self.small_pool);
     }
 }
 
@@ -121,40 +105,6 @@ pub struct Stats {
 }
 
 impl Stats {
-    fn arrays(&mut self) -> [&mut StatArray; 9] {
-        [
-            &mut self.allocation,
-            &mut self.segment,
-            &mut self.active,
-            &mut self.inactive_split,
-            &mut self.allocated_bytes,
-            &mut self.reserved_bytes,
-            &mut self.active_bytes,
-            &mut self.inactive_split_bytes,
-            &mut self.requested_bytes,
-        ]
-    }
-
-    /// Sets every peak to the present value (`torch.cuda.reset_peak_memory_stats`).
-    pub fn reset_peak(&mut self) {
-        self.arrays().into_iter().for_each(|array| array.each(Stat::reset_peak));
-        self.oversize_allocations.reset_peak();
-        self.oversize_segments.reset_peak();
-    }
-
-    /// Sets sums and counts to zero (`torch.cuda.reset_accumulated_memory_stats`).
-    pub fn reset_accumulated(&mut self) {
-        self.arrays().into_iter().for_each(|array| array.each(Stat::reset_accumulated));
-        self.oversize_allocations.reset_accumulated();
-        self.oversize_segments.reset_accumulated();
-        self.num_alloc_retries = 0;
-        self.num_ooms = 0;
-        self.num_sync_all_streams = 0;
-        self.num_device_alloc = 0;
-        self.num_device_free = 0;
-        self.num_oom_rejections = 0;
-    }
-
     /// The flat form of `torch.cuda.memory_stats`: `"active_bytes.all.current"` and so on, sorted by name.
     pub fn flatten(&self) -> IndexMap<String, i64> {
         let mut flat = IndexMap::new();
@@ -162,6 +112,155 @@ impl Stats {
         flatten_into(&mut flat, "", &value);
         flat.sort_keys();
         flat
+    }
+}
+
+/// One pool's part of a [`Gauge`].
+#[derive(Debug, Clone, Copy, Default)]
+struct Meter {
+    current: u64,
+    peak: u64,
+    allocated: u64,
+    /// `freed` is this and `allocated` less `current`.
+    base: u64,
+}
+
+impl Meter {
+    fn freed(&self) -> u64 {
+        self.base.wrapping_add(self.allocated).wrapping_sub(self.current)
+    }
+
+    fn read(&self) -> Stat {
+        Stat { current: self.current, peak: self.peak, allocated: self.allocated, freed: self.freed() }
+    }
+}
+
+/// A [`StatArray`] as the allocator keeps it: what follows from the rest is worked out when it is read.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Gauge {
+    /// Large, small.
+    pools: [Meter; 2],
+    /// Highest sum of both.
+    peak: u64,
+}
+
+impl Gauge {
+    /// Both pools now.
+    #[inline]
+    pub fn current(&self) -> u64 {
+        self.pools[0].current + self.pools[1].current
+    }
+
+    #[inline]
+    pub fn increase(&mut self, small: bool, n: u64) {
+        let meter = &mut self.pools[usize::from(small)];
+        meter.current += n;
+        meter.allocated += n;
+        meter.peak = meter.peak.max(meter.current);
+        self.peak = self.peak.max(self.current());
+    }
+
+    #[inline]
+    pub fn decrease(&mut self, small: bool, n: u64) {
+        let meter = &mut self.pools[usize::from(small)];
+        debug_assert!(meter.current >= n, "a statistic fell below zero");
+        meter.current = meter.current.wrapping_sub(n);
+    }
+
+    /// Adds `n`, which may be negative.
+    #[inline]
+    pub fn change(&mut self, small: bool, n: i64) {
+        if n >= 0 { self.increase(small, n as u64) } else { self.decrease(small, n.unsigned_abs()) }
+    }
+
+    fn read(&self) -> StatArray {
+        let [large_pool, small_pool] = self.pools.map(|meter| meter.read());
+        let all = Stat {
+            current: large_pool.current + small_pool.current,
+            peak: self.peak,
+            allocated: large_pool.allocated + small_pool.allocated,
+            freed: large_pool.freed + small_pool.freed,
+        };
+        StatArray { all, large_pool, small_pool }
+    }
+
+    fn reset_peak(&mut self) {
+        self.pools.iter_mut().for_each(|meter| meter.peak = meter.current);
+        self.peak = self.current();
+    }
+
+    fn reset_accumulated(&mut self) {
+        for meter in &mut self.pools {
+            meter.allocated = 0;
+            meter.base = meter.current;
+        }
+    }
+}
+
+/// [`Stats`] as the allocator keeps them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Counters {
+    pub allocation: Gauge,
+    pub allocated_bytes: Gauge,
+    pub active: Gauge,
+    pub active_bytes: Gauge,
+    pub requested_bytes: Gauge,
+    pub inactive_split: Gauge,
+    pub inactive_split_bytes: Gauge,
+    pub segment: Gauge,
+    pub reserved_bytes: Gauge,
+    /// The rest; its arrays are not used.
+    pub rest: Stats,
+}
+
+impl Counters {
+    fn gauges(&mut self) -> [&mut Gauge; 9] {
+        [
+            &mut self.allocation,
+            &mut self.allocated_bytes,
+            &mut self.active,
+            &mut self.active_bytes,
+            &mut self.requested_bytes,
+            &mut self.inactive_split,
+            &mut self.inactive_split_bytes,
+            &mut self.segment,
+            &mut self.reserved_bytes,
+        ]
+    }
+
+    pub fn read(&self) -> Stats {
+        Stats {
+            allocation: self.allocation.read(),
+            segment: self.segment.read(),
+            active: self.active.read(),
+            inactive_split: self.inactive_split.read(),
+            allocated_bytes: self.allocated_bytes.read(),
+            reserved_bytes: self.reserved_bytes.read(),
+            active_bytes: self.active_bytes.read(),
+            inactive_split_bytes: self.inactive_split_bytes.read(),
+            requested_bytes: self.requested_bytes.read(),
+            ..self.rest.clone()
+        }
+    }
+
+    /// `torch.cuda.reset_peak_memory_stats`.
+    pub fn reset_peak(&mut self) {
+        self.gauges().into_iter().for_each(Gauge::reset_peak);
+        self.rest.oversize_allocations.reset_peak();
+        self.rest.oversize_segments.reset_peak();
+    }
+
+    /// `torch.cuda.reset_accumulated_memory_stats`.
+    pub fn reset_accumulated(&mut self) {
+        self.gauges().into_iter().for_each(Gauge::reset_accumulated);
+        self.rest.oversize_allocations.reset_accumulated();
+        self.rest.oversize_segments.reset_accumulated();
+        self.rest.num_alloc_retries = 0;
+        self.rest.num_ooms = 0;
+        self.rest.num_sync_all_streams = 0;
+        self.rest.num_device_alloc = 0;
+        self.rest.num_device_free = 0;
+        self.rest.num_oom_rejections = 0;
     }
 }
 
@@ -182,9 +281,10 @@ mod tests {
 
     #[test]
     fn flat_names_are_those_of_memory_stats() {
-        let mut stats = Stats { max_split_size: -1, ..Stats::default() };
-        stats.allocated_bytes.increase(true, 512);
-        stats.allocated_bytes.decrease(true, 512);
+        let mut counters = Counters { rest: Stats { max_split_size: -1, ..Stats::default() }, ..Counters::default() };
+        counters.allocated_bytes.increase(true, 512);
+        counters.allocated_bytes.decrease(true, 512);
+        let mut stats = counters.read();
         stats.reserved_bytes_by_private_pools.insert("0_1".into(), 7);
         let flat = stats.flatten();
         assert_eq!(flat["allocated_bytes.all.peak"], 512);
@@ -194,9 +294,39 @@ mod tests {
         assert_eq!(flat["reserved_bytes_by_private_pools.0_1"], 7);
         assert_eq!(flat.len(), 9 * 12 + 2 * 4 + 7 + 1);
         assert!(flat.keys().is_sorted());
-        stats.reset_peak();
-        assert_eq!(stats.allocated_bytes.all.peak, 0);
-        stats.reset_accumulated();
-        assert_eq!(stats.allocated_bytes.all, Stat::default());
+        counters.reset_peak();
+        assert_eq!(counters.read().allocated_bytes.all.peak, 0);
+        counters.reset_accumulated();
+        assert_eq!(counters.read().allocated_bytes.all, Stat::default());
+    }
+
+    #[test]
+    fn what_is_worked_out_on_reading_equals_what_would_have_been_counted() {
+        let (mut gauge, mut counted) = (Gauge::default(), StatArray::default());
+        let mut state = 3u64;
+        for step in 0..5000 {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let (small, n) = (state >> 60 & 1 == 1, state >> 40 & 0xFFF);
+            let now = if small { counted.small_pool.current } else { counted.large_pool.current };
+            if state >> 62 == 0 && now >= n {
+                gauge.decrease(small, n);
+                counted.decrease(small, n);
+            } else if state >> 62 == 1 && now >= n {
+                gauge.change(small, -(n as i64));
+                counted.decrease(small, n);
+            } else {
+                gauge.change(small, n as i64);
+                counted.increase(small, n);
+            }
+            if step % 700 == 0 {
+                gauge.reset_peak();
+                gauge.reset_accumulated();
+                for stat in [&mut counted.all, &mut counted.small_pool, &mut counted.large_pool] {
+                    stat.reset_peak();
+                    stat.reset_accumulated();
+                }
+            }
+            assert_eq!(gauge.read(), counted, "step {step}");
+        }
     }
 }

@@ -92,7 +92,7 @@ pub fn memory_summary(stats: &Stats, device: u32, abbreviated: bool) -> String {
 impl<D: Driver> DeviceAllocator<D> {
     /// The text of `torch.cuda.memory_summary(abbreviated=…)`, with its trailing newline.
     pub fn memory_summary(&self, abbreviated: bool) -> String {
-        memory_summary(self.raw_stats(), self.device(), abbreviated)
+        memory_summary(&self.raw_stats(), self.device(), abbreviated)
     }
 }
 

@@ -19,7 +19,8 @@ pub use scenario::{Scenario, Variation, parse};
 
 use self::run::{Outcome, PhaseReport};
 use crate::gpu::alloc::Evidence;
-use crate::gpu::summary::{clean, human};
+use crate::gpu::human;
+use crate::gpu::summary::clean;
 
 /// The scenarios that come with the program: name and text.
 pub const SHIPPED: [(&str, &str); 4] = [

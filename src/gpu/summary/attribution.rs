@@ -5,20 +5,14 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::frames::Holders;
+use crate::gpu::alloc::sizes::{self, Divisions, LARGE_SEGMENT, REQUEST_LIMIT, ROUNDUP_INTERVALS, SMALL_BUFFER};
+use crate::gpu::trace::frames::Holders;
 use crate::gpu::trace::model::{BlockState, PoolId, Segment, Settings, SizeClass, StackId};
-
-/// Largest remainder that the large pool leaves inside a block (PyTorch's `kSmallSize`), in bytes.
-pub const UNSPLIT_LIMIT: u64 = 1 << 20;
-const MIN_BLOCK: u64 = 512;
-const SMALL_PAGE: u64 = 2 << 20;
-const LARGE_PAGE: u64 = 20 << 20;
 
 /// The rounding rules of the recorded process.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rounding {
-    /// (start of the interval in MiB, divisions), ascending; 0 or 1 is off.
-    divisions: Vec<(u64, u64)>,
+    divisions: Divisions,
     /// Blocks of at least this size are never split; `None`: no limit.
     max_split_size: Option<u64>,
     /// Page of large expandable segments, bytes.
@@ -28,10 +22,15 @@ pub struct Rounding {
 impl Rounding {
     /// Takes the rules from a snapshot's settings; without settings the defaults apply.
     pub fn of(settings: Option<&Settings>) -> Self {
-        let mut made = Rounding { large_page: LARGE_PAGE, ..Rounding::default() };
+        let mut made = Rounding { large_page: LARGE_SEGMENT, ..Rounding::default() };
         if let Some(settings) = settings {
-            made.divisions = settings.roundup_power2_divisions.iter().copied().filter(|(_, division)| *division > 1).collect();
-            made.divisions.sort_unstable();
+            for &(start, parts) in &settings.roundup_power2_divisions {
+                let place = start.checked_ilog2().map_or(ROUNDUP_INTERVALS, |log| log as usize);
+                let parts = u32::try_from(parts).ok().filter(|parts| *parts > 1 && parts.is_power_of_two());
+                if let (Some(place), Some(parts)) = (made.divisions.get_mut(place), parts) {
+                    *place = parts;
+                }
+            }
             made.max_split_size = settings.max_split_size;
             let page = settings
                 .conf
@@ -48,43 +47,18 @@ impl Rounding {
 
     /// The size of the block that a request of `n` bytes gets, before unsplit remainders (PyTorch's `round_size`).
     pub fn round(&self, n: u64) -> u64 {
-        if n < MIN_BLOCK {
-            return MIN_BLOCK;
-        }
-        if n >= 1 << 60 {
-            // No allocator grants it; only a damaged file asks.
-            return n;
-        }
-        let plain = n.div_ceil(MIN_BLOCK).saturating_mul(MIN_BLOCK);
-        if self.divisions.is_empty() {
-            return plain;
-        }
-        let interval = n.ilog2().saturating_sub(20).min(15);
-        let division =
-            self.divisions.iter().find(|(start, _)| start.checked_ilog2() == Some(interval)).map_or(0, |(_, division)| *division);
-        if division <= 1 || n <= MIN_BLOCK * division || !division.is_power_of_two() {
-            return plain;
-        }
-        if n.is_power_of_two() {
-            return n;
-        }
-        let floor = 1u64 << n.ilog2();
-        let step = floor >> division.ilog2();
-        if step == 0 {
-            return floor * 2;
-        }
-        let low = n & !(step - 1);
-        if low == n { n } else { low + step }
+        // No allocator grants as much as that; only a damaged file asks.
+        if n >= REQUEST_LIMIT { n } else { sizes::round_size(n, &self.divisions) }
     }
 
     /// Whether a free block with `rest` bytes beyond a request of `size` in the large pool of an ordinary segment stays whole.
     pub fn stays_whole(&self, size: u64, rest: u64) -> bool {
-        rest <= UNSPLIT_LIMIT || self.max_split_size.is_some_and(|limit| size >= limit)
+        !sizes::large_splits(size, rest, self.max_split_size)
     }
 
     fn page(&self, class: SizeClass) -> u64 {
         match class {
-            SizeClass::Small => SMALL_PAGE,
+            SizeClass::Small => SMALL_BUFFER,
             SizeClass::Large => self.large_page,
         }
     }

@@ -11,7 +11,9 @@ use serde_json::json;
 
 use super::attribution::{Fate, Rounding};
 use super::history::{self, History, NEVER};
-use super::{DeviceSummary, Summary, frames, human};
+use super::{DeviceSummary, Summary};
+use crate::gpu::human;
+use crate::gpu::trace::frames;
 use crate::gpu::trace::model::{Action, FrameId, Names, Origin, SizeClass, Snapshot, StackId};
 use crate::gpu::trace::whatif::{ConfResult, WhatIfReport};
 

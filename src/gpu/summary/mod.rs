@@ -9,8 +9,6 @@
 
 /// Every reserved byte gets one cause.
 pub mod attribution;
-/// Which frame names a holder.
-pub mod frames;
 /// Lifetimes of blocks and segments.
 pub mod history;
 /// The page.
@@ -22,8 +20,9 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use self::attribution::{Fate, Holder, Rounding, SegmentReport, Split};
-use self::frames::Holders;
 use self::history::{History, NEVER};
+use crate::gpu::human;
+use crate::gpu::trace::frames::{self, Holders};
 use crate::gpu::trace::model::{Action, BlockState, Generation, PoolId, Snapshot, Stage};
 
 /// What the caller wants and knows.
@@ -492,21 +491,6 @@ fn marks(snapshot: &Snapshot, device: u32) -> Vec<Mark> {
     }
     marks.sort_by_key(|mark| mark.event);
     marks
-}
-
-/// Bytes for people: `512 B`, `1.50 KiB`, `23.25 GiB`.
-pub fn human(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut value = bytes as f64 / 1024.0;
-    let mut unit = 0;
-    while value >= 1023.995 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.2} {}", UNITS[unit])
 }
 
 fn share(part: u64, whole: u64) -> String {

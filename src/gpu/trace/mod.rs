@@ -12,6 +12,8 @@ pub mod model;
 pub mod read;
 
 mod drive;
+/// Which frame of an allocation names its holder.
+pub mod frames;
 /// Feeding a recording through the allocator.
 pub mod replay;
 /// How exactly a recording comes out, and its story.

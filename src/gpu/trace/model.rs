@@ -217,21 +217,6 @@ impl Names {
         }
     }
 
-    /// The innermost frame that is the user's own Python code: not C++, not the interpreter, not under `site-packages`,
-    /// `dist-packages` or a `torch` directory. Where no frame is, the innermost Python frame; else the innermost frame.
-    pub fn user_frame(&self, stack: StackId) -> Option<FrameId> {
-        let frames = self.stack(stack);
-        let mut python = None;
-        for &id in frames {
-            match self.origin(id) {
-                Origin::User => return Some(id),
-                Origin::Library if python.is_none() => python = Some(id),
-                _ => {}
-            }
-        }
-        python.or_else(|| frames.first().copied())
-    }
-
     /// Whose code a frame is, judged by its file name.
     pub fn origin(&self, id: FrameId) -> Origin {
         let file = self.text(self.frame(id).file);
@@ -576,27 +561,5 @@ mod tests {
         assert_eq!(ids[0], StackId::EMPTY);
         assert_eq!(names.stack_count(), 300);
         assert_eq!(names.stack(StackId(9999)), &[]);
-    }
-
-    #[test]
-    fn the_user_frame_is_the_innermost_own_python() {
-        let mut names = Names::default();
-        let mut frame = |name: &str, file: &str, line| {
-            let (name, file) = (names.intern(name), names.intern(file));
-            names.intern_frame(Frame { name, file, line })
-        };
-        let native = frame("torch::gather()", "??", 0);
-        let library = frame("forward", "/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", 125);
-        let own = frame("train", "/home/me/train.py", 12);
-        let outer = frame("<module>", "/home/me/train.py", 40);
-        let stack = names.intern_stack(&[native, library, own, outer]);
-        assert_eq!(names.user_frame(stack), Some(own));
-        assert_eq!(names.describe(own), "train (/home/me/train.py:12)");
-        assert_eq!(names.describe(native), "torch::gather()");
-        let stack = names.intern_stack(&[native, library]);
-        assert_eq!(names.user_frame(stack), Some(library));
-        let stack = names.intern_stack(&[native]);
-        assert_eq!(names.user_frame(stack), Some(native));
-        assert_eq!(names.user_frame(StackId::EMPTY), None);
     }
 }

@@ -235,13 +235,13 @@ impl<'a> Replayer<'a> {
             allocator.restore(&seeds(start))?;
             allocator.driver().adopt(start.segments.iter().map(|segment| (segment.address, segment.size)));
         }
-        let stats = allocator.raw_stats();
+        let now = allocator.usage();
         let at_start = |bytes| Peak { bytes, event: None, time_us: None };
         let peaks = Peaks {
-            reserved: at_start(stats.reserved_bytes.all.current),
-            allocated: at_start(stats.allocated_bytes.all.current),
-            active: at_start(stats.active_bytes.all.current),
-            requested: at_start(stats.requested_bytes.all.current),
+            reserved: at_start(now.reserved),
+            allocated: at_start(now.allocated),
+            active: at_start(now.active),
+            requested: at_start(now.requested),
         };
         Ok(Replayer {
             allocator,
@@ -408,17 +408,11 @@ impl<'a> Replayer<'a> {
                 }
             }
         }
-        let stats = self.allocator.raw_stats();
-        let (allocated, active, requested, reserved) = (
-            stats.allocated_bytes.all.current,
-            stats.active_bytes.all.current,
-            stats.requested_bytes.all.current,
-            stats.reserved_bytes.all.current,
-        );
-        self.peaks.allocated.reach(allocated, self.index, entry);
-        self.peaks.active.reach(active, self.index, entry);
-        self.peaks.requested.reach(requested, self.index, entry);
-        self.peaks.reserved.reach(reserved, self.index, entry);
+        let now = self.allocator.usage();
+        self.peaks.allocated.reach(now.allocated, self.index, entry);
+        self.peaks.active.reach(now.active, self.index, entry);
+        self.peaks.requested.reach(now.requested, self.index, entry);
+        self.peaks.reserved.reach(now.reserved, self.index, entry);
         if made.taken > 0 || self.allocator.driver().calls().extra > self.fidelity.extra_driver_calls {
             self.after_driver(entry.action);
         }

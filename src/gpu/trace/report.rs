@@ -5,12 +5,14 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use super::frames;
 use super::model::{Action, BlockState, FrameId, Generation, PoolId, SizeClass, Snapshot, StackId};
 use super::replay::{self, Fidelity, Outcome, Peaks, Replayer, Totals, tag_stack};
 use super::start::{Cutting, StartState, reconstruct};
 use crate::error::{Error, Result};
 use crate::gpu::alloc::sizes::{ROUNDUP_INTERVALS, round_size};
 use crate::gpu::alloc::{self, AllocConfig, Evidence, Policy, TieBreak, TorchVersion};
+use crate::gpu::human;
 
 /// What to replay, and how much to tell.
 #[derive(Debug, Clone, Default)]
@@ -365,7 +367,7 @@ fn score(f: &Fidelity) -> (bool, u64, u64, std::cmp::Reverse<u64>) {
     (f.is_exact(), f.addresses_exact, driver_exact(f), std::cmp::Reverse(f.extra_driver_calls))
 }
 
-/// Adds up bytes by the innermost own frame.
+/// Adds up bytes by the frame that names the holder.
 #[derive(Default)]
 struct Holders {
     by_frame: HashMap<Option<FrameId>, (u64, u64)>,
@@ -373,14 +375,14 @@ struct Holders {
 
 impl Holders {
     fn add(&mut self, snapshot: &Snapshot, stack: StackId, bytes: u64) {
-        let slot = self.by_frame.entry(snapshot.names.user_frame(stack)).or_default();
+        let slot = self.by_frame.entry(frames::holder(&snapshot.names, stack)).or_default();
         slot.0 += bytes;
         slot.1 += 1;
     }
 
     fn take(self, snapshot: &Snapshot, limit: usize) -> Vec<HolderReport> {
         let describe = |frame: Option<FrameId>| match frame {
-            Some(frame) => snapshot.names.describe(frame),
+            Some(frame) => frames::describe(&snapshot.names, frame),
             None => "unknown (allocated before the recording began, or without stacks)".to_owned(),
         };
         let mut all: Vec<HolderReport> =
@@ -519,21 +521,6 @@ pub fn report(snapshot: &Snapshot, options: &ReplayOptions) -> Result<ReplayRepo
 /// `part` in parts of 10,000 of `whole`.
 pub(crate) fn share(part: u64, whole: u64) -> u64 {
     if whole == 0 { 0 } else { (u128::from(part) * 10_000 / u128::from(whole)) as u64 }
-}
-
-/// Bytes for people: `512 B`, `1.50 MiB`.
-pub fn human(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut value = bytes as f64 / 1024.0;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.2} {}", UNITS[unit])
 }
 
 fn percent(per_10000: u64) -> String {

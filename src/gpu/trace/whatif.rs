@@ -17,13 +17,15 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::drive::{AddressOrder, Model};
+use super::frames;
 use super::model::{Action, BlockState, PoolId, Snapshot, StackId, TraceEntry};
 use super::replay::{self, AddressMap, Fidelity, malloc_in};
-use super::report::{ReplayOptions, Replayed, detect, human, share};
+use super::report::{ReplayOptions, Replayed, detect, share};
 use super::start::StartState;
 use crate::error::{Error, Result};
 use crate::gpu::alloc::config::Surroundings;
 use crate::gpu::alloc::{AllocConfig, AllocError, DeviceAllocator, Evidence, Policy, TorchVersion};
+use crate::gpu::human;
 
 /// What to ask.
 #[derive(Debug, Clone, Default)]
@@ -493,7 +495,7 @@ impl<'a> Program<'a> {
             event,
             time_us,
             requested,
-            frame: self.snapshot.names.user_frame(stack).map(|frame| self.snapshot.names.describe(frame)),
+            frame: frames::holder(&self.snapshot.names, stack).map(|frame| frames::describe(&self.snapshot.names, frame)),
             allocated: stats.allocated_bytes.all.current,
             reserved: stats.reserved_bytes.all.current,
             order: order.to_string(),

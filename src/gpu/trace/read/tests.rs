@@ -220,7 +220,7 @@ fn torch_2_0_blocks_have_a_history_and_get_their_addresses_from_the_segment() {
     assert_eq!(snapshot.generation, Generation::V0);
     let blocks = &snapshot.segments[0].blocks;
     assert_eq!((blocks[0].address, blocks[1].address), (4096, 4608));
-    assert_eq!(snapshot.names.describe(snapshot.names.user_frame(blocks[0].stack).unwrap()), "new (x.py:1)");
+    assert_eq!(snapshot.names.describe(super::super::frames::holder(&snapshot.names, blocks[0].stack).unwrap()), "new (x.py:1)");
     assert!(snapshot.warnings.is_empty());
 }
 

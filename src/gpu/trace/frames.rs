@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use crate::gpu::trace::model::{FrameId, Names, Origin, StackId};
+use super::model::{FrameId, Names, Origin, StackId};
 
 /// Parts of C++ names that tell how memory was taken, not what for.
 const INNER: &[&str] = &[
@@ -95,8 +95,8 @@ pub fn describe(names: &Names, id: FrameId) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::model::Frame;
     use super::*;
-    use crate::gpu::trace::model::Frame;
 
     #[test]
     fn the_holder_is_own_code_then_a_library_then_a_backward_node_then_the_operation() {

@@ -1,0 +1,701 @@
+//! The change itself: a clone beside the environment, the packages exchanged in it, and the two folders exchanged.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use indexmap::IndexMap;
+use rattler_cache::package_cache::PackageCache;
+use rattler_conda_types::package::{PathType, PathsEntry};
+use rattler_conda_types::prefix::Prefix as StagePrefix;
+use rattler_conda_types::{MatchSpec, PackageName, PackageRecord, PrefixRecord, RepoDataRecord};
+use rattler_networking::LazyClient;
+use serde::Serialize;
+
+use super::survey::{self, Entry, Kind, Taking};
+use crate::error::{Error, Result};
+use crate::install::metadata::{self, Notes};
+use crate::install::{self, Clobber, LinkMode, Plan, PrefixLock, Seconds, cancel, fetch, link, scripts, swap};
+use crate::report::{Phase, Progress};
+
+/// Where the files of a package lie that another package has overwritten (`--clobber`); rattler and pixi look there too.
+const CLOBBERS: &str = "__clobbers__";
+
+/// A package record of an environment with the name of its file in `conda-meta`.
+#[derive(Debug, Clone)]
+pub(super) struct Known {
+    pub file: String,
+    pub record: PrefixRecord,
+}
+
+impl Known {
+    pub fn name(&self) -> &PackageName {
+        &self.record.repodata_record.package_record.name
+    }
+
+    /// The paths it owns.
+    fn paths(&self) -> HashSet<&Path> {
+        let listed = self.record.files.iter().map(PathBuf::as_path);
+        listed.chain(self.record.paths_data.paths.iter().map(|entry| entry.relative_path.as_path())).collect()
+    }
+}
+
+/// What is to be done.
+pub(super) struct Job {
+    /// The environment whose files are taken over: that of `plan`, or the source of a copy.
+    pub base: PathBuf,
+    /// Where to, which packages are linked, and how. `requested` is everything asked for, after the change.
+    pub plan: Plan,
+    /// Packages that stay as they are.
+    pub keep: Vec<Known>,
+    /// Packages that go, or are replaced; for a copy all of them: their files are linked anew.
+    pub unlink: Vec<Known>,
+    /// For the history: what was asked for by this change.
+    pub update_specs: Vec<MatchSpec>,
+    /// For the history: names that are no longer asked for.
+    pub remove_specs: Vec<String>,
+    /// The variables after the change; `None`: as they are.
+    pub variables: Option<IndexMap<String, String>>,
+    /// A file for `conda-meta/tare`: name and contents.
+    pub marker: Option<(&'static str, String)>,
+}
+
+impl Job {
+    fn is_copy(&self) -> bool {
+        self.base != self.plan.prefix
+    }
+}
+
+/// What a change did.
+#[derive(Debug, Clone, Serialize)]
+pub struct Changed {
+    /// The environment.
+    pub prefix: PathBuf,
+    /// Number of packages that came.
+    pub linked: usize,
+    /// Number of packages that went.
+    pub unlinked: usize,
+    /// Number of packages that stayed as they were.
+    pub kept: usize,
+    /// How files came from each cache folder in use.
+    pub link_modes: Vec<(PathBuf, LinkMode)>,
+    /// Number of Python files compiled.
+    pub compiled: usize,
+    /// Why nothing was compiled though asked for.
+    pub not_compiled: Option<String>,
+    /// Packages whose link scripts were not run.
+    pub skipped_link_scripts: Vec<String>,
+    /// Files of the user that were in the way, under their new names.
+    pub saved: Vec<PathBuf>,
+    /// Files of several packages.
+    pub clobbered: Vec<Clobber>,
+    /// Seconds per phase.
+    pub seconds: Seconds,
+}
+
+/// Fetches, builds and swaps. `locks` are held to the end and given back.
+pub(super) async fn apply(
+    job: Job,
+    locks: Vec<PrefixLock>,
+    cache: &PackageCache,
+    client: LazyClient,
+    progress: Arc<dyn Progress>,
+) -> Result<(Changed, Vec<PrefixLock>)> {
+    let mut seconds = Seconds::default();
+    let clock = Instant::now();
+    let records = PackageRecord::sort_topologically(install::sorted(&job.plan.records));
+    let fetcher = fetch::Fetcher {
+        cache,
+        client,
+        check: job.plan.cache_check,
+        concurrency: job.plan.concurrency,
+        progress: progress.clone(),
+        cancel: job.plan.cancel.clone(),
+    };
+    let (packages, cache_locks) = fetcher.fetch_all(&records).await?;
+    seconds.fetch = clock.elapsed().as_secs_f64();
+    let layers: Vec<PathBuf> = packages.iter().map(|package| fetch::layer_of(cache, &package.folder)).collect();
+    let guard = cancel::CancelOnDrop::new(job.plan.cancel.clone());
+    let (register, home) = (job.plan.register, job.plan.home.clone());
+    let (result, locks) = fetch::blocking(move || {
+        // Owned by this thread: it goes on until it sees the switch, even when nobody waits for it any more.
+        let _held = cache_locks;
+        (build(&job, &packages, &layers, &*progress, seconds), locks)
+    })
+    .await?;
+    guard.disarm();
+    let changed = result?;
+    if register
+        && let Some(home) = home.or_else(dirs::home_dir)
+        && let Err(error) = install::register(&home, &changed.prefix, true)
+    {
+        tracing::debug!("{error}");
+    }
+    Ok((changed, locks))
+}
+
+/// What becomes of every file of the base.
+#[derive(Default)]
+struct Decision<'a> {
+    /// Taken over as they are, folders first.
+    take: Vec<&'a Entry>,
+    /// Files of kept packages that a new one overwrites: number of the package and path.
+    divert: Vec<(usize, &'a Entry)>,
+    /// Files of kept packages that were overwritten by a package that now goes: number of the package, entry below `__clobbers__`, its own path.
+    restore: Vec<(usize, &'a Entry, PathBuf)>,
+    /// Files of nobody that are in the way of a new one.
+    aside: Vec<&'a Entry>,
+    /// Paths that the stage has of its own.
+    mine: HashSet<PathBuf>,
+    clobbered: Vec<Clobber>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    Kept(usize),
+    Gone,
+}
+
+fn owners(job: &Job) -> HashMap<&Path, Owner> {
+    let mut owners = HashMap::new();
+    for known in &job.unlink {
+        owners.extend(known.paths().into_iter().map(|path| (path, Owner::Gone)));
+    }
+    for (number, known) in job.keep.iter().enumerate() {
+        owners.extend(known.paths().into_iter().map(|path| (path, Owner::Kept(number))));
+    }
+    owners
+}
+
+fn decide<'a>(job: &Job, packages: &[fetch::Cached], layout: &link::Layout, entries: &'a [Entry]) -> Result<Decision<'a>> {
+    let owners = owners(job);
+    let incoming: HashMap<&Path, (usize, Option<&PathsEntry>)> =
+        layout.files().map(|(number, path, entry)| (path, (number, entry))).collect();
+    let mut decision = Decision { mine: incoming.keys().map(|path| path.to_path_buf()).collect(), ..Decision::default() };
+    let name = |number: usize| &packages[number].record.package_record.name;
+    let mut clashes: Vec<String> = Vec::new();
+    let mut in_the_way: Vec<String> = Vec::new();
+    let mut taken_files: HashSet<&Path> = HashSet::new();
+    let mut needed: HashSet<&Path> = HashSet::new();
+    for entry in entries.iter().filter(|entry| !matches!(entry.kind, Kind::Folder { .. })) {
+        let path = entry.path.as_path();
+        let owner = owners.get(path).copied();
+        if let Some((number, new)) = incoming.get(path) {
+            match owner {
+                Some(Owner::Gone) => {}
+                Some(Owner::Kept(kept)) => {
+                    let identical = same_contents(&job.keep[kept].record, path, *new);
+                    let found = Clobber {
+                        path: path.to_owned(),
+                        winner: name(*number).clone(),
+                        losers: vec![job.keep[kept].name().clone()],
+                        identical,
+                    };
+                    if !identical && !job.plan.clobber {
+                        clashes.push(format!(
+                            "`{}`: `{}` and `{}`",
+                            path.display(),
+                            job.keep[kept].name().as_normalized(),
+                            name(*number).as_normalized()
+                        ));
+                    }
+                    decision.divert.push((kept, entry));
+                    decision.clobbered.push(found);
+                }
+                None if is_same_file(&job.base, entry, *new) => {}
+                None => {
+                    if !job.plan.clobber {
+                        in_the_way.push(format!("`{}` (of `{}`)", path.display(), name(*number).as_normalized()));
+                    }
+                    decision.aside.push(entry);
+                }
+            }
+            continue;
+        }
+        if owner == Some(Owner::Gone) || (owner.is_none() && is_stale_byte_code(path, &owners)) {
+            decision.mine.insert(path.to_owned());
+            continue;
+        }
+        if let Some(own) = clobbered_path(path)
+            && let Some(Owner::Kept(number)) = owner
+            && !incoming.contains_key(own)
+            && !matches!(owners.get(own), Some(Owner::Kept(_)))
+        {
+            decision.restore.push((number, entry, own.to_owned()));
+            decision.mine.extend([path.to_owned(), own.to_owned()]);
+            needed.extend(own_folders(own));
+            continue;
+        }
+        taken_files.insert(path);
+        needed.extend(own_folders(path));
+        decision.take.push(entry);
+    }
+    // An empty folder is somebody's wish, unless it is the wish of a package that goes.
+    for entry in entries {
+        if entry.kind == (Kind::Folder { empty: true }) && owners.get(entry.path.as_path()) != Some(&Owner::Gone) {
+            needed.insert(&entry.path);
+            needed.extend(own_folders(&entry.path));
+        }
+    }
+    // A file where the other side needs a folder cannot be: never write through a link, never hide what is below.
+    let mut mixed = Vec::new();
+    for (path, (number, _)) in &incoming {
+        let below = own_folders(path).find(|folder| taken_files.contains(folder));
+        if let Some(file) = below {
+            mixed.push(format!(
+                "`{}` is no folder, and `{}` puts `{}` below it",
+                file.display(),
+                name(*number).as_normalized(),
+                path.display()
+            ));
+        } else if needed.contains(path) {
+            mixed.push(format!(
+                "`{}` is a folder with other files, and `{}` has a file there",
+                path.display(),
+                name(*number).as_normalized()
+            ));
+        }
+    }
+    refuse(clashes, "provided by more than one package", &["leave one of the packages out", "to let the new one win: --clobber"])?;
+    refuse(
+        in_the_way,
+        "in the way that no package installed",
+        &[
+            "if pip installed them: tare run python -m pip uninstall NAME",
+            "move them away, or have them renamed to `NAME.tare-saved`: --clobber",
+        ],
+    )?;
+    mixed.sort();
+    if !mixed.is_empty() {
+        let mut error = Error::failure("files and folders clash");
+        for line in mixed.iter().take(10) {
+            error = error.because(line);
+        }
+        return Err(error.hint("move away what is yours, or leave the package out"));
+    }
+    let folders: Vec<&Entry> =
+        entries.iter().filter(|entry| matches!(entry.kind, Kind::Folder { .. }) && needed.contains(entry.path.as_path())).collect();
+    decision.take = folders.into_iter().chain(decision.take).collect();
+    Ok(decision)
+}
+
+fn refuse(mut found: Vec<String>, what: &str, hints: &[&str]) -> Result<()> {
+    if found.is_empty() {
+        return Ok(());
+    }
+    found.sort();
+    let mut error = Error::failure(format!("{} {} {what}", found.len(), if found.len() == 1 { "file is" } else { "files are" }));
+    for line in found.iter().take(10) {
+        error = error.because(line);
+    }
+    if found.len() > 10 {
+        error = error.because(format!("and {} more", found.len() - 10));
+    }
+    Err(error.hints_from(hints.iter().map(ToString::to_string)))
+}
+
+/// The folders above a path, innermost first.
+fn own_folders(path: &Path) -> impl Iterator<Item = &Path> {
+    path.ancestors().skip(1).filter(|folder| !folder.as_os_str().is_empty())
+}
+
+/// `p` of `__clobbers__/PACKAGE/p`.
+fn clobbered_path(path: &Path) -> Option<&Path> {
+    let mut rest = path.strip_prefix(CLOBBERS).ok()?.components();
+    rest.next()?;
+    Some(rest.as_path()).filter(|path| !path.as_os_str().is_empty())
+}
+
+/// Whether the installed file of a record has the contents that a new package brings.
+fn same_contents(record: &PrefixRecord, path: &Path, new: Option<&PathsEntry>) -> bool {
+    let (Some(new), Some(old)) = (new, record.paths_data.paths.iter().find(|entry| entry.relative_path == path)) else { return false };
+    new.path_type == PathType::HardLink
+        && new.prefix_placeholder.is_none()
+        && old.prefix_placeholder.is_none()
+        && new.sha256.is_some()
+        && old.sha256 == new.sha256
+}
+
+/// Whether a file of nobody has the contents that a new package brings.
+fn is_same_file(base: &Path, entry: &Entry, new: Option<&PathsEntry>) -> bool {
+    let Some(new) = new.filter(|new| new.path_type == PathType::HardLink && new.prefix_placeholder.is_none()) else { return false };
+    entry.kind == Kind::File
+        && new.sha256.is_some_and(|wanted| {
+            rattler_digest::compute_file_digest::<rattler_digest::Sha256>(base.join(&entry.path)).is_ok_and(|found| found == wanted)
+        })
+}
+
+/// Byte code that Python wrote at run time for a file that goes or is replaced. Sources of packages often share one modification time, so Python
+/// could take it for that of the new file.
+fn is_stale_byte_code(path: &Path, owners: &HashMap<&Path, Owner>) -> bool {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else { return false };
+    if !name.ends_with(".pyc") || folder.file_name().is_none_or(|name| name != "__pycache__") {
+        return false;
+    }
+    let Some((module, _)) = name.split_once('.') else { return false };
+    let source = folder.with_file_name(format!("{module}.py"));
+    owners.get(source.as_path()) == Some(&Owner::Gone)
+}
+
+/// Everything between "all packages are in the cache" and "the environment is changed".
+fn build(job: &Job, packages: &[fetch::Cached], layers: &[PathBuf], progress: &dyn Progress, mut seconds: Seconds) -> Result<Changed> {
+    let plan = &job.plan;
+    let prefix = plan.prefix.as_path();
+    let mut clock = Instant::now();
+    let mut lap = |slot: &mut f64| {
+        *slot = clock.elapsed().as_secs_f64();
+        clock = Instant::now();
+    };
+    plan.cancel.check()?;
+    if let Some(name) = install::duplicate_name(packages) {
+        return Err(Error::usage(format!("`{name}` is among the packages more than once")));
+    }
+    let all = job.keep.iter().map(|known| &known.record.repodata_record.package_record);
+    let python = link::python_of(packages.iter().map(|package| &package.record.package_record).chain(all), plan.subdir)?;
+    let layout = link::Layout::plan(packages, python.clone(), plan.clobber)?;
+    layout.check_external(plan.external_links, progress)?;
+    let entries = survey::survey(&job.base)?;
+    let decision = decide(job, packages, &layout, &entries)?;
+
+    let stage = swap::Stage::create(prefix)?;
+    let mut modes: BTreeMap<PathBuf, LinkMode> = BTreeMap::new();
+    for (layer, package) in layers.iter().zip(packages) {
+        if !modes.contains_key(layer) {
+            let probe = package.folder.join("info/index.json");
+            modes.insert(layer.clone(), link::choose_mode(plan.link_mode, &probe, stage.path())?);
+        }
+    }
+    let package_modes: Vec<LinkMode> = layers.iter().map(|layer| modes[layer]).collect();
+    install::check_space(prefix, &layout, packages, &package_modes)?;
+
+    let task = progress.start(Phase::Link, "linking packages", Some(packages.len() as u64));
+    let linked = (|| -> Result<_> {
+        let stage_prefix = StagePrefix::create(stage.path()).map_err(|error| Error::io("prepare", stage.path(), &error))?;
+        let _ = std::fs::remove_file(stage.path().join("CACHEDIR.TAG"));
+        clone(job, &decision, stage.path())?;
+        let linking = link::Linking {
+            stage: &stage_prefix,
+            prefix,
+            subdir: plan.subdir,
+            modes: &package_modes,
+            progress,
+            task,
+            cancel: &plan.cancel,
+        };
+        let linked = linking.run(packages, &layout)?;
+        linking.make_modes_uniform(&linked)?;
+        Ok(linked)
+    })();
+    progress.finish(task);
+    let mut linked = linked?;
+    lap(&mut seconds.link);
+
+    let (compiled, not_compiled) = if plan.compile {
+        install::compile_noarch(plan, prefix, packages, python.as_ref(), stage.path(), &mut linked, progress)?
+    } else {
+        (0, None)
+    };
+    lap(&mut seconds.compile);
+
+    plan.cancel.check()?;
+    write_metadata(job, packages, linked, &decision, stage.path(), plan.compile && not_compiled.is_none())?;
+    survey::finish_folders(stage.path(), &decision.take)?;
+    let placing = if job.is_copy() {
+        swap::Placing::New
+    } else {
+        let owned: HashSet<&Path> = decision.mine.iter().map(PathBuf::as_path).collect();
+        let late = survey::catch_up(prefix, stage.path(), &entries, &|path| owned.contains(path))?;
+        if late > 0 {
+            tracing::debug!("{late} files changed while the environment was being changed, and were taken over");
+        }
+        swap::Placing::Replace
+    };
+    swap::sync_folder(Some(&stage.path().join("conda-meta")));
+    swap::sync_folder(Some(stage.path()));
+    plan.cancel.check()?;
+    swap::place(stage, prefix, placing)?;
+    lap(&mut seconds.finish);
+
+    let found = link::link_scripts(packages, plan.subdir);
+    let ran = scripts::run_allowed(plan, prefix, packages, &found, progress);
+    let skipped: Vec<String> = found
+        .keys()
+        .map(|number| &packages[*number].record.package_record.name)
+        .filter(|name| !plan.link_scripts.allow.contains(name))
+        .map(|name| name.as_normalized().to_owned())
+        .collect();
+    if !skipped.is_empty() {
+        progress.warn(
+            &format!("the link scripts of {} were not run", quoted_list(&skipped)),
+            &["to run the ones you trust: --allow-link-script NAME".to_owned()],
+        );
+    }
+    ran?;
+    let mut clobbered = layout.clobbered;
+    clobbered.extend(decision.clobbered);
+    Ok(Changed {
+        prefix: prefix.to_owned(),
+        linked: packages.len(),
+        unlinked: job.unlink.len(),
+        kept: job.keep.len(),
+        link_modes: modes.into_iter().collect(),
+        compiled,
+        not_compiled,
+        skipped_link_scripts: skipped,
+        saved: decision.aside.iter().map(|entry| saved_name(&job.base, &entry.path)).collect(),
+        clobbered,
+        seconds,
+    })
+}
+
+pub(super) fn quoted_list(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// A name that nothing has, for a file of the user that is in the way.
+fn saved_name(base: &Path, path: &Path) -> PathBuf {
+    let name = |number: usize| {
+        let mut name: OsString = path.as_os_str().to_owned();
+        name.push(".tare-saved");
+        if number > 0 {
+            name.push(format!("-{number}"));
+        }
+        PathBuf::from(name)
+    };
+    (0..).map(name).find(|name| std::fs::symlink_metadata(base.join(name)).is_err()).unwrap_or_else(|| name(0))
+}
+
+/// Brings everything that stays into the stage.
+fn clone(job: &Job, decision: &Decision<'_>, stage: &Path) -> Result<()> {
+    let (old, new) = (job.base.to_string_lossy(), job.plan.prefix.to_string_lossy());
+    let taking = if job.is_copy() { Taking::Copy { from: &old, to: &new } } else { Taking::Same };
+    let cancel = &job.plan.cancel;
+    survey::take(&job.base, stage, &decision.take, taking, cancel)?;
+    let moved = |entry: &Entry, to: &Path| -> Result<()> {
+        let to = stage.join(to);
+        if let Some(folder) = to.parent() {
+            std::fs::create_dir_all(folder).map_err(|error| Error::io("create the folder", folder, &error))?;
+        }
+        survey::take_one(&job.base, entry, &to, taking)
+    };
+    for (number, entry) in &decision.divert {
+        let name = job.keep[*number].name().as_normalized();
+        moved(entry, &Path::new(CLOBBERS).join(name).join(&entry.path))?;
+    }
+    for (_, entry, own) in &decision.restore {
+        moved(entry, own)?;
+    }
+    for entry in &decision.aside {
+        moved(entry, &saved_name(&job.base, &entry.path))?;
+    }
+    take_meta(job, stage, taking)
+}
+
+/// Takes over `conda-meta`, apart from what is written anew.
+fn take_meta(job: &Job, stage: &Path, taking: Taking<'_>) -> Result<()> {
+    let root = job.base.join("conda-meta");
+    let target = stage.join("conda-meta");
+    let kept: HashSet<&str> = job.keep.iter().map(|known| known.file.as_str()).collect();
+    let entries = survey::survey(&root)?;
+    let wanted: Vec<&Entry> = entries
+        .iter()
+        .filter(|entry| match entry.path.to_str() {
+            Some("history" | "tare/environment.json" | "tare/files") => false,
+            Some("state") => job.variables.is_none(),
+            // A copy may be changed, the same environment under a new name may not.
+            Some("frozen") => !job.is_copy() || job.marker.is_some(),
+            Some("tare/renamed-from") => false,
+            Some(name) if name.ends_with(".json") && !name.contains('/') => kept.contains(name),
+            _ => true,
+        })
+        .collect();
+    survey::take(&root, &target, &wanted, taking, &job.plan.cancel)?;
+    survey::finish_folders(&target, &wanted)
+}
+
+/// The specs of `requested` that are about `record`, as they are written into it.
+fn specs_of(record: &PackageRecord, requested: &[MatchSpec]) -> Vec<String> {
+    requested.iter().filter(|spec| spec.name.as_exact() == Some(&record.name)).map(ToString::to_string).collect()
+}
+
+#[allow(deprecated)] // conda still reads `requested_spec`
+fn written_specs(record: &PrefixRecord) -> Vec<String> {
+    let mut specs = record.requested_specs.clone();
+    if specs.is_empty() {
+        specs.extend(record.requested_spec.clone().filter(|spec| spec != "None" && !spec.is_empty()));
+    }
+    specs.iter().map(|text| crate::spec::parse_match_spec(text, None).map_or_else(|_| text.clone(), |spec| spec.to_string())).collect()
+}
+
+/// Replaces a file of the stage: what is there may be the very file of the old environment, and is not written into.
+fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, &error)),
+        _ => metadata::write_file(path, bytes),
+    }
+}
+
+fn write_metadata(
+    job: &Job,
+    packages: &[fetch::Cached],
+    linked: Vec<Vec<rattler_conda_types::prefix_record::PathsEntry>>,
+    decision: &Decision<'_>,
+    stage: &Path,
+    compiled: bool,
+) -> Result<()> {
+    let plan = &job.plan;
+    let meta = stage.join("conda-meta");
+    let mut prefix_records: Vec<PrefixRecord> =
+        packages.iter().zip(linked).map(|(package, paths)| metadata::prefix_record(&package.record, paths, &plan.requested)).collect();
+    let mut written = metadata::write_records(stage, &prefix_records)?;
+
+    for (number, known) in job.keep.iter().enumerate() {
+        let mut record = known.record.clone();
+        let mut renamed = false;
+        for (_, entry) in decision.divert.iter().filter(|(kept, _)| *kept == number) {
+            let aside = Path::new(CLOBBERS).join(known.name().as_normalized()).join(&entry.path);
+            renamed |= rename_path(&mut record, &entry.path, &aside, Some(&entry.path));
+        }
+        for (_, entry, own) in decision.restore.iter().filter(|(kept, ..)| *kept == number) {
+            renamed |= rename_path(&mut record, &entry.path, own, None);
+        }
+        let specs = specs_of(&record.repodata_record.package_record, &plan.requested);
+        let path = meta.join(&known.file);
+        if renamed || specs != written_specs(&record) {
+            let text = edited_record(&job.base.join("conda-meta").join(&known.file), &mut record, specs, renamed)?;
+            replace(&path, &text)?;
+        }
+        let size = std::fs::symlink_metadata(&path).map_err(|error| Error::io("look at", &path, &error))?.len();
+        written.push((known.file.clone(), size));
+        prefix_records.push(record);
+    }
+    written.sort();
+
+    let names = |list: &[Known]| -> BTreeSet<String> {
+        if job.is_copy() {
+            return BTreeSet::new();
+        }
+        list.iter().map(|known| install::history_name(&known.record.repodata_record)).collect()
+    };
+    let added: BTreeSet<String> = packages.iter().map(|package| install::history_name(&package.record)).collect();
+    let mut history = String::new();
+    if !job.is_copy() {
+        history = std::fs::read(job.base.join("conda-meta/history"))
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default();
+        if history.trim().is_empty() {
+            // Other tools keep no history: without the state before, the change would read as the whole environment.
+            let before: BTreeSet<String> = names(&job.keep).into_iter().chain(names(&job.unlink)).collect();
+            history = format!("==> {} <==\n", metadata::now());
+            history.extend(before.iter().map(|name| format!("+{name}\n")));
+        } else if !history.ends_with('\n') {
+            history.push('\n');
+        }
+    }
+    history += &metadata::history_entry(&metadata::now(), &plan.command, &names(&job.unlink), &added, &job.update_specs, &job.remove_specs);
+    replace(&meta.join("history"), history.as_bytes())?;
+
+    if let Some(variables) = &job.variables
+        && let Some(state) = metadata::state_text(variables)
+    {
+        replace(&meta.join("state"), state.as_bytes())?;
+    }
+    let state = std::fs::read(meta.join("state")).ok().map(|bytes| metadata::sha256_hex(&bytes));
+    let all: Vec<RepoDataRecord> = prefix_records.iter().map(|record| record.repodata_record.clone()).collect();
+    let all = install::sorted(&all);
+    let notes = Notes {
+        prefix: &plan.prefix,
+        subdir: plan.subdir,
+        records: &all,
+        requested: &plan.requested,
+        variables: &plan.variables,
+        command: &plan.command,
+        compiled,
+        metadata: &plan.metadata,
+    };
+    metadata::write_stamp(stage, &notes, state, written, &prefix_records)?;
+    if let Some((name, text)) = &job.marker {
+        replace(&stage.join(metadata::TARE_FOLDER).join(name), text.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Gives a path of a record another name; `original`: where it belongs, if that is elsewhere.
+fn rename_path(record: &mut PrefixRecord, from: &Path, to: &Path, original: Option<&Path>) -> bool {
+    let mut found = false;
+    for path in record.files.iter_mut().filter(|path| path.as_path() == from) {
+        *path = to.to_owned();
+        found = true;
+    }
+    for entry in record.paths_data.paths.iter_mut().filter(|entry| entry.relative_path == from) {
+        entry.relative_path = to.to_owned();
+        entry.original_path = original.map(Path::to_owned);
+        found = true;
+    }
+    found
+}
+
+/// The text of a kept record with other specs (and, if `paths`, other paths). Keys that only other tools know stay.
+#[allow(deprecated)] // conda still reads `requested_spec`
+fn edited_record(file: &Path, record: &mut PrefixRecord, specs: Vec<String>, paths: bool) -> Result<Vec<u8>> {
+    record.requested_spec = specs.first().cloned();
+    record.requested_specs = specs;
+    let damaged = |error: serde_json::Error| Error::failure(format!("the package record `{}` is damaged", file.display())).because(error);
+    let bytes = std::fs::read(file).map_err(|error| Error::io("read", file, &error))?;
+    let mut value: serde_json::Value = serde_json::from_slice(&bytes).map_err(damaged)?;
+    let new = serde_json::to_value(&*record).map_err(damaged)?;
+    if let Some(object) = value.as_object_mut() {
+        for key in ["requested_spec", "requested_specs"] {
+            match new.get(key) {
+                Some(text) => object.insert(key.to_owned(), text.clone()),
+                None => object.shift_remove(key),
+            };
+        }
+        if paths {
+            for key in ["files", "paths_data"] {
+                object.insert(key.to_owned(), new[key].clone());
+            }
+        }
+    }
+    let mut text = serde_json::to_vec_pretty(&value).map_err(damaged)?;
+    text.push(b'\n');
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_code_of_replaced_sources_is_stale_and_other_byte_code_is_not() {
+        let owners = HashMap::from([(Path::new("lib/a.py"), Owner::Gone), (Path::new("lib/b.py"), Owner::Kept(0))]);
+        for (path, stale) in [
+            ("lib/__pycache__/a.cpython-311.pyc", true),
+            ("lib/__pycache__/a.cpython-311.opt-1.pyc", true),
+            ("lib/__pycache__/b.cpython-311.pyc", false),
+            ("lib/__pycache__/c.cpython-311.pyc", false),
+            ("lib/a.pyc", false),
+            ("lib/__pycache__/a.txt", false),
+        ] {
+            assert_eq!(is_stale_byte_code(Path::new(path), &owners), stale, "{path}");
+        }
+    }
+
+    #[test]
+    fn clobbered_files_know_where_they_belong() {
+        assert_eq!(clobbered_path(Path::new("__clobbers__/pkg/share/x")), Some(Path::new("share/x")));
+        assert_eq!(clobbered_path(Path::new("__clobbers__/pkg")), None);
+        assert_eq!(clobbered_path(Path::new("share/x")), None);
+    }
+
+    #[test]
+    fn a_saved_file_takes_no_name_that_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(saved_name(folder.path(), Path::new("a/x")), Path::new("a/x.tare-saved"));
+        std::fs::create_dir(folder.path().join("a")).unwrap();
+        std::fs::write(folder.path().join("a/x.tare-saved"), "").unwrap();
+        assert_eq!(saved_name(folder.path(), Path::new("a/x")), Path::new("a/x.tare-saved-1"));
+    }
+}

@@ -1,0 +1,204 @@
+//! Which packages stay, go and come.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use indexmap::IndexMap;
+use rattler::install::PythonInfo;
+use rattler_conda_types::{MatchSpec, PackageName, PackageRecord, RepoDataRecord, Subdir};
+use serde_json::{Value, json};
+
+use super::Open;
+use super::apply::Known;
+use crate::create::{self, Planned};
+use crate::error::Result;
+use crate::install::link::python_of;
+use crate::prefix::Prefix;
+use crate::report::Progress;
+
+/// What a change would do.
+pub struct ChangePlan {
+    /// The environment.
+    pub prefix: PathBuf,
+    /// The packages that come, dependencies first.
+    pub link: Vec<RepoDataRecord>,
+    /// The solved request; `None` where nothing was solved.
+    pub planned: Option<Planned>,
+    /// What is asked for after the change, by name.
+    pub requested: IndexMap<String, String>,
+    pub(super) keep: Vec<Known>,
+    pub(super) unlink: Vec<Known>,
+    pub(super) update_specs: Vec<MatchSpec>,
+    pub(super) remove_specs: Vec<String>,
+    pub(super) variables: Option<IndexMap<String, String>>,
+    /// Nothing about the recorded input changes.
+    pub(super) same_input: bool,
+    python_moves: Option<(String, String)>,
+}
+
+/// One line of a plan for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanRow {
+    /// `+` comes, `-` goes, `~` changes.
+    pub sign: char,
+    /// Name of the package.
+    pub name: String,
+    /// Version and build before.
+    pub old: Option<(String, String)>,
+    /// Version and build after.
+    pub new: Option<(String, String)>,
+    /// Where the new one comes from.
+    pub channel: Option<String>,
+    /// Bytes of the new archive.
+    pub size: Option<u64>,
+}
+
+/// Whether two records are the same package, so that its files can stay.
+fn same_package(a: &PackageRecord, b: &PackageRecord) -> bool {
+    if a.name != b.name || a.version != b.version || a.build != b.build || a.subdir != b.subdir {
+        return false;
+    }
+    match (a.sha256, b.sha256, a.md5, b.md5) {
+        (Some(a), Some(b), ..) => a == b,
+        (_, _, Some(a), Some(b)) => a == b,
+        _ => true,
+    }
+}
+
+impl ChangePlan {
+    /// From what is installed to `records`; packages in `again` are linked anew in any case.
+    pub(super) fn new(open: &Open, records: &[RepoDataRecord], again: &BTreeSet<PackageName>) -> Result<Self> {
+        let subdir = open.prefix.subdir().unwrap_or(Subdir::Linux64);
+        let old_python = python_of(open.known.iter().map(|known| &known.record.repodata_record.package_record), subdir)?;
+        let new_python = python_of(records.iter().map(|record| &record.package_record), subdir)?;
+        let place = |python: &Option<PythonInfo>| python.as_ref().map(|python| (python.short_version, python.site_packages_path.clone()));
+        let moved = place(&old_python) != place(&new_python);
+        let mut plan = ChangePlan {
+            prefix: open.prefix.path().to_owned(),
+            link: Vec::new(),
+            planned: None,
+            requested: open.requested.clone(),
+            keep: Vec::new(),
+            unlink: Vec::new(),
+            update_specs: Vec::new(),
+            remove_specs: Vec::new(),
+            variables: None,
+            same_input: false,
+            python_moves: None,
+        };
+        if moved && let (Some(old), Some(new)) = (&old_python, &new_python) {
+            let text = |python: &PythonInfo| format!("{}.{}", python.short_version.0, python.short_version.1);
+            plan.python_moves = Some((text(old), text(new)));
+        }
+        let wanted: BTreeMap<&PackageName, &RepoDataRecord> = records.iter().map(|record| (&record.package_record.name, record)).collect();
+        let mut kept: BTreeSet<&PackageName> = BTreeSet::new();
+        for known in &open.known {
+            let old = &known.record.repodata_record.package_record;
+            let stays = wanted.get(&old.name).is_some_and(|new| {
+                same_package(old, &new.package_record) && !again.contains(&old.name) && !(moved && old.noarch.is_python())
+            });
+            if stays {
+                kept.insert(known.name());
+                plan.keep.push(known.clone());
+            } else {
+                plan.unlink.push(known.clone());
+            }
+        }
+        plan.link = records.iter().filter(|record| !kept.contains(&record.package_record.name)).cloned().collect();
+        Ok(plan)
+    }
+
+    /// Whether the environment already is as asked.
+    pub(super) fn is_nothing(&self, open: &Open) -> bool {
+        let canonical = |requested: &IndexMap<String, String>| -> BTreeMap<String, String> {
+            requested
+                .iter()
+                .map(|(name, text)| {
+                    let text = crate::spec::parse_match_spec(text, None).map_or_else(|_| text.clone(), |spec| spec.to_string());
+                    (name.clone(), text)
+                })
+                .collect()
+        };
+        self.link.is_empty()
+            && self.unlink.is_empty()
+            && self.variables.is_none()
+            && self.same_input
+            && canonical(&self.requested) == canonical(&open.requested)
+    }
+
+    /// The specs of `requested` that can be read.
+    pub(super) fn requested_specs(&self) -> Vec<MatchSpec> {
+        self.requested.values().filter_map(|text| crate::spec::parse_match_spec(text, None).ok()).collect()
+    }
+
+    /// Whether no package comes or goes.
+    pub fn is_empty(&self) -> bool {
+        self.link.is_empty() && self.unlink.is_empty()
+    }
+
+    /// Number of packages that stay.
+    pub fn kept(&self) -> usize {
+        self.keep.len()
+    }
+
+    pub(super) fn warn_about_pip(&self, prefix: &Prefix, progress: &dyn Progress) {
+        let Some((old, new)) = &self.python_moves else { return };
+        let names: Vec<String> = prefix.pip_distributions().into_iter().map(|distribution| distribution.name).collect();
+        if !names.is_empty() {
+            progress.warn(
+                &format!("Python moves from {old} to {new}, which does not see what pip installed: {}", super::apply::quoted_list(&names)),
+                &[format!("install them again afterwards: tare run python -m pip install {}", names.join(" "))],
+            );
+        }
+    }
+
+    /// The rows for people, sorted by name.
+    pub fn rows(&self) -> Vec<PlanRow> {
+        let version = |record: &PackageRecord| Some((record.version.to_string(), record.build.to_string()));
+        let mut rows: BTreeMap<&str, PlanRow> = BTreeMap::new();
+        for known in &self.unlink {
+            let record = &known.record.repodata_record.package_record;
+            let name = record.name.as_normalized();
+            let row = PlanRow { sign: '-', name: name.to_owned(), old: version(record), new: None, channel: None, size: None };
+            rows.insert(name, row);
+        }
+        for record in &self.link {
+            let package = &record.package_record;
+            let name = package.name.as_normalized();
+            let row = rows.entry(name).or_insert_with(|| PlanRow {
+                sign: '+',
+                name: name.to_owned(),
+                old: None,
+                new: None,
+                channel: None,
+                size: None,
+            });
+            if row.old.is_some() {
+                row.sign = '~';
+            }
+            row.new = version(package);
+            row.channel = Some(crate::install::channel_name(record));
+            row.size = package.size;
+        }
+        rows.into_values().collect()
+    }
+
+    /// The plan in conda's shape: `actions` with PREFIX, FETCH, LINK and UNLINK. FETCH lists every LINK.
+    pub fn json(&self, dry_run: bool) -> Value {
+        let prefix = self.prefix.display().to_string();
+        let mut document = match &self.planned {
+            Some(planned) => create::plan_json(planned, dry_run),
+            None => json!({ "dry_run": dry_run, "prefix": prefix }),
+        };
+        let unlink: Vec<Value> = self.unlink.iter().rev().map(|known| create::record_json(&known.record.repodata_record, false)).collect();
+        document["actions"] = json!({
+            "PREFIX": prefix,
+            "FETCH": self.link.iter().map(|record| create::record_json(record, true)).collect::<Vec<_>>(),
+            "LINK": self.link.iter().map(|record| create::record_json(record, false)).collect::<Vec<_>>(),
+            "UNLINK": unlink,
+        });
+        document["total_size"] = json!(self.link.iter().filter_map(|record| record.package_record.size).sum::<u64>());
+        document["kept"] = json!(self.keep.len());
+        document
+    }
+}
