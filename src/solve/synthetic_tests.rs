@@ -138,13 +138,61 @@ fn a_name_that_is_nowhere_gets_a_pointer() {
 }
 
 #[test]
+fn all_missing_names_are_told_at_once() {
+    let mut wanted = request(linux(&[]), &["nunpy", "python=3.11", "torch", "numpy=1.27", "nowhere-at-all"]);
+    wanted.lookup = Some(Arc::new(World));
+    insta::assert_snapshot!(fails(&wanted, &[world()]), @r"
+    exit 3: no packages `nunpy`, `torch` and `nowhere-at-all` in `conda-forge` for linux-64
+      - also, no build of `numpy 1.27.*` in `conda-forge` for linux-64
+      - the channels have `numpy` 1.26.4, 2.1.0
+    hint: `nunpy`: did you mean `numpy`?
+    hint: `torch`: the conda package is called `pytorch`
+    ");
+}
+
+#[test]
+fn a_choice_of_names_and_a_single_build_read_well() {
+    let records = vec![cf("abcdef 1.0", &[]), cf("abcdeg 1.0", &[]), cf("abcdeh 1.0", &[])];
+    let mut wanted = request(linux(&[]), &["abcdex"]);
+    let shown = fails(&wanted, std::slice::from_ref(&records));
+    assert!(shown.ends_with("hint: did you mean `abcdef`, `abcdeg` or `abcdeh`?"), "{shown}");
+    wanted.specs = vec![spec("abcdef=1.0=other")];
+    let shown = fails(&wanted, std::slice::from_ref(&records));
+    assert!(shown.contains("the version is there, but its only build, `0`, does not fit"), "{shown}");
+    wanted.specs = vec![spec("abcdef=2.0")];
+    insta::assert_snapshot!(fails(&wanted, &[records]), @r"
+    exit 3: no build of `abcdef 2.0.*` in `conda-forge` for linux-64
+      - the channels have `abcdef` 1.0
+    hint: it solves with `abcdef=1.0`
+    ");
+}
+
+#[test]
+fn strict_priority_refuses_a_version_that_only_a_later_channel_has() {
+    let first = vec![record("first", "bar 1.0", &[], &[])];
+    let second = vec![record("second", "bar 2.0", &[], &[])];
+    let mut wanted = request(linux(&[]), &["bar>=2"]);
+    wanted.channels = vec!["first".into(), "second".into()];
+    wanted.priority = PriorityChoice::Strict;
+    insta::assert_snapshot!(fails(&wanted, &[first.clone(), second.clone()]), @r"
+    exit 3: no build of `bar >=2` can be used here
+      - `bar` 2.0 is hidden: strict channel priority allows this name only from `first`
+    hint: it solves with `--channel-priority flexible`: packages may then come from several channels
+    hint: it solves with `bar >=2` left free, as `bar 1.0 0`
+    ");
+    wanted.priority = PriorityChoice::Auto;
+    let solution = solve_synthetic(&wanted, &[first, second]).expect("a solution");
+    assert!(solution.priority_fell_back);
+    assert_eq!(names(&solution), ["bar 2.0 0"]);
+}
+
+#[test]
 fn a_version_or_build_that_is_nowhere_names_the_nearest() {
     let mut wanted = request(linux(&[]), &["numpy=1.27"]);
     insta::assert_snapshot!(fails(&wanted, &[world()]), @r"
     exit 3: no build of `numpy 1.27.*` in `conda-forge` for linux-64
       - the channels have `numpy` 1.26.4, 2.1.0
-    hint: the nearest versions of `numpy` are `1.26.4` and `2.1.0`; it solves with `numpy=2.1.0` or `numpy=1.26.4`
-    hint: it solves with `numpy 1.27.*` left free, as `numpy 2.1.0 py312_0`
+    hint: it solves with `numpy=2.1.0` or `numpy=1.26.4`
     ");
     wanted.specs = vec![spec("pytorch=2.7=*rocm*")];
     insta::assert_snapshot!(fails(&wanted, &[world()]), @r"
