@@ -237,6 +237,11 @@ impl<'p, 'a> Facts<'p, 'a> {
                 return Some(Reason::Pinned { spec: text_of(spec), source: pinned.source.clone() });
             }
         }
+        if let Some((_, source)) = self.plan.cuda_only.iter().find(|(of, _)| of == name)
+            && !super::gpu::is_cuda_build(record)
+        {
+            return Some(Reason::Pinned { spec: format!("{name} (CUDA builds)"), source: source.clone() });
+        }
         if self.plan.pins
             && let Some(pin) = self.problem.request.pins.iter().find(|pin| pin.package_record.name.as_normalized() == name)
             && (pin.package_record.version != record.package_record.version || pin.package_record.build != record.package_record.build)

@@ -12,7 +12,7 @@ use super::explain::{Facts, Finding, KEPT, Leaf, either, list, text_of};
 use super::{GpuIntent, PriorityChoice, gpu};
 
 /// Time for all proofs of one failure. Tests must not depend on how busy the machine is.
-const BUDGET: Duration = Duration::from_secs(if cfg!(test) { 300 } else { 10 });
+const BUDGET: Duration = Duration::from_secs(if cfg!(test) { 300 } else { 20 });
 /// Hints shown.
 const HINTS: usize = 6;
 
@@ -101,6 +101,15 @@ pub(super) fn hints(facts: &mut Facts<'_, '_>, finding: &Finding) -> Vec<String>
     // A clash with the request's own sibling says nothing where the machine lacks something.
     for leaf in leaves.iter().filter(|leaf| matches!(leaf, Leaf::NoVirtual { .. } | Leaf::VirtualVersion { .. })) {
         add(machine(facts, &prover, leaf, finding));
+    }
+    // The reasons shown are those of one request; a driver may be what several of them lack.
+    let told = leaves.iter().any(|leaf| matches!(leaf, Leaf::NoVirtual { name } if name == "__cuda"));
+    if facts.plan.cuda().is_none() && !told {
+        let mut met = false;
+        facts.each_match_of("__cuda", |_| met = true);
+        if met {
+            add(cuda(facts, &prover, None));
+        }
     }
     for leaf in &leaves {
         match leaf {
@@ -282,8 +291,21 @@ fn cuda(facts: &Facts<'_, '_>, prover: &Prover<'_, '_>, has: Option<&str>) -> Op
     let mut named: BTreeSet<Version> = BTreeSet::new();
     facts.each_spec_of("__cuda", |spec| operands(spec, &mut named));
     let lack = |version: &Version| has.and_then(|has| has.parse().ok()).is_none_or(|has: Version| *version > has);
-    let named = named.into_iter().filter(lack).take(5).map(|version| version.to_string());
-    let version = gpu::toolkit(&found.records).into_iter().chain(named).find(|version| {
+    let named: Vec<String> = named.into_iter().filter(lack).map(|version| version.to_string()).collect();
+    let of_version = found
+        .records
+        .iter()
+        .find(|record| record.package_record.name.as_normalized() == "cuda-version")
+        .map(|record| record.package_record.version.to_string());
+    let usual = if has.is_none() { vec!["12.9".to_owned(), "13.0".to_owned()] } else { Vec::new() };
+    let mut candidates: Vec<String> = Vec::new();
+    let ends = named.iter().take(4).chain(named.iter().rev().take(4)).cloned();
+    for version in gpu::toolkit(&found.records).into_iter().chain(of_version).chain(ends).chain(usual) {
+        if !candidates.contains(&version) {
+            candidates.push(version);
+        }
+    }
+    let version = candidates.into_iter().find(|version| {
         virtual_package("__cuda", version, "0").is_some_and(|package| prover.solves(&facts.plan.with_virtual(package)).is_some())
     })?;
     Some(match (facts.problem.request.gpu, has) {
