@@ -238,6 +238,40 @@ fn choose_subdir(options: &TargetOptions) -> Result<(Subdir, String)> {
     }
 }
 
+/// What conda calls a platform that others call `text`, in backticks.
+fn other_name(text: &str) -> Option<&'static str> {
+    let plain = text.to_ascii_lowercase().replace(['_', '/', '.', ' '], "-");
+    let has = |words: &[&str]| words.iter().any(|word| plain.split('-').any(|part| part == *word));
+    let arm = has(&["arm64", "arm", "aarch64", "armv8", "arm64v8"]);
+    let intel = has(&["x86", "x64", "amd64", "64"]);
+    if has(&["macos", "mac", "darwin", "osx", "apple", "macosx"]) {
+        return Some(match (arm, intel) {
+            (true, _) => "`osx-arm64`",
+            (_, true) => "`osx-64`",
+            _ => "`osx-arm64` or `osx-64`",
+        });
+    }
+    if has(&["windows", "win", "win64", "win32", "pc"]) {
+        return Some(match (arm, plain.as_str()) {
+            (true, _) => "`win-arm64`",
+            _ => "`win-64`",
+        });
+    }
+    if has(&["linux", "linux64", "gnu", "manylinux"]) {
+        return (arm || plain == "linux" || plain == "linux64" || has(&["x86", "x64", "amd64"])).then_some(if arm {
+            "`linux-aarch64`"
+        } else {
+            "`linux-64`"
+        });
+    }
+    match plain.as_str() {
+        "aarch64" | "armv8" | "arm64v8" => Some("`linux-aarch64`"),
+        "arm64" | "arm" => Some("`linux-aarch64` or `osx-arm64`"),
+        "x86-64" | "amd64" | "x64" => Some("`linux-64`"),
+        _ => None,
+    }
+}
+
 /// A conda subdir that environments can be made for (`noarch` is none).
 ///
 /// # Errors
@@ -250,6 +284,9 @@ pub fn parse_subdir(text: &str, source: &str) -> Result<Subdir> {
         Ok(subdir) => Ok(subdir),
         Err(_) => {
             let mut error = Error::usage(format!("{source}: there is no platform `{text}`"));
+            if let Some(meant) = other_name(text) {
+                return Err(error.hint(format!("did you mean {meant}?")));
+            }
             let nearest = Subdir::all()
                 .map(|subdir| (strsim::jaro_winkler(subdir.as_str(), text), subdir))
                 .filter(|(score, _)| *score > 0.8)

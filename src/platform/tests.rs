@@ -459,3 +459,23 @@ fn the_driver_of_this_machine() {
     assert!(target(&options).unwrap().gpu.from_cache);
     assert!(begin.elapsed() < Duration::from_millis(100), "{:?}", begin.elapsed());
 }
+
+#[test]
+fn other_names_of_platforms_lead_to_conda_s() {
+    for (text, meant) in [
+        ("linux-arm64", "`linux-aarch64`"),
+        ("linux-arm", "`linux-aarch64`"),
+        ("linux/arm64", "`linux-aarch64`"),
+        ("aarch64", "`linux-aarch64`"),
+        ("macos-arm64", "`osx-arm64`"),
+        ("darwin-x86_64", "`osx-64`"),
+        ("macos", "`osx-arm64` or `osx-64`"),
+        ("windows", "`win-64`"),
+        ("linux", "`linux-64`"),
+        ("linux-x86_64", "`linux-64`"),
+        ("linux-46", "`linux-64`"),
+    ] {
+        let error = parse_subdir(text, "--platform").expect_err("no conda name");
+        assert_eq!(error.hints(), [format!("did you mean {meant}?")], "{text}");
+    }
+}

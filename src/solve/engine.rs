@@ -45,6 +45,8 @@ pub(super) struct Plan {
     /// Whether the request's locked records are favoured and its pins kept.
     pub pins: bool,
     pub timeout: Option<Duration>,
+    /// Names of which only CUDA builds are allowed, each with who says so.
+    pub cuda_only: Vec<(String, String)>,
 }
 
 impl Plan {
@@ -138,6 +140,7 @@ impl<'a> Problem<'a> {
             exclude_newer: self.request.exclude_newer,
             pins: true,
             timeout: self.request.timeout,
+            cuda_only: Vec::new(),
         }
     }
 
@@ -243,7 +246,7 @@ impl<'a> Problem<'a> {
                 Some((pinned.spec.name.as_exact()?, pinned.spec.channel.as_ref()?.canonical_name(), pinned.source.as_str()))
             })
             .collect();
-        if subdirs.is_empty() && channels.is_empty() {
+        if subdirs.is_empty() && channels.is_empty() && plan.cuda_only.is_empty() {
             return excluded;
         }
         for record in self.tiers.iter().flat_map(|tier| &tier.records) {
@@ -252,6 +255,11 @@ impl<'a> Problem<'a> {
                 if record.package_record.subdir != *subdir {
                     excluded.insert(record.url.clone(), Arc::from(format!("not in the requested subdir `{subdir}`")));
                 }
+            }
+            if let Some((_, source)) = plan.cuda_only.iter().find(|(of, _)| of == name.as_normalized())
+                && !super::gpu::is_cuda_build(record)
+            {
+                excluded.insert(record.url.clone(), Arc::from(format!("no CUDA build, as asked by {source}")));
             }
             for (_, channel, source) in channels.iter().filter(|(of, ..)| *of == name) {
                 if record.channel.as_deref() != Some(channel) {

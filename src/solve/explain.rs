@@ -237,6 +237,11 @@ impl<'p, 'a> Facts<'p, 'a> {
                 return Some(Reason::Pinned { spec: text_of(spec), source: pinned.source.clone() });
             }
         }
+        if let Some((_, source)) = self.plan.cuda_only.iter().find(|(of, _)| of == name)
+            && !super::gpu::is_cuda_build(record)
+        {
+            return Some(Reason::Pinned { spec: format!("{name} (CUDA builds)"), source: source.clone() });
+        }
         if self.plan.pins
             && let Some(pin) = self.problem.request.pins.iter().find(|pin| pin.package_record.name.as_normalized() == name)
             && (pin.package_record.version != record.package_record.version || pin.package_record.build != record.package_record.build)
@@ -578,6 +583,16 @@ pub(super) fn list(names: &[String], limit: usize) -> String {
     }
 }
 
+/// `a`, `b` or `c`: as [`list`], for a choice.
+pub(super) fn either(names: &[String], limit: usize) -> String {
+    let shown: Vec<String> = names.iter().take(limit).map(|name| format!("`{name}`")).collect();
+    match shown.as_slice() {
+        [] => String::new(),
+        [one] => one.clone(),
+        [head @ .., last] => format!("{} or {last}", head.join(", ")),
+    }
+}
+
 fn is(spec: &MatchSpec, name: &str) -> bool {
     spec.name.as_exact().is_some_and(|exact| exact.as_normalized() == name)
 }
@@ -735,10 +750,8 @@ pub(super) fn reasons(problem: &Problem<'_>, plan: &Plan, text: &str) -> Finding
 
 fn find(facts: &mut Facts<'_, '_>, text: &str) -> Finding {
     // A request that matches nothing at all says everything.
-    for root in facts.roots.clone() {
-        if root.candidates.is_empty() {
-            return hopeless(facts, &root);
-        }
+    if let Some(finding) = all_hopeless(facts) {
+        return finding;
     }
     let failure = facts.eliminate(false).or_else(|| facts.eliminate(true));
     match failure {
@@ -818,19 +831,62 @@ fn order_groups(mut groups: Vec<Group>) -> Vec<Group> {
     groups
 }
 
+/// Every request that nothing matches, told at once; names that no channel has come first.
+fn all_hopeless(facts: &Facts<'_, '_>) -> Option<Finding> {
+    let mut roots: Vec<Rc<Dep>> = Vec::new();
+    for root in facts.roots.iter().filter(|root| root.candidates.is_empty()) {
+        if !roots.iter().any(|had| had.text == root.text) {
+            roots.push(root.clone());
+        }
+    }
+    let nowhere = |root: &Dep| facts.entries[root.entry].candidates.is_empty() && !facts.entries[root.entry].name.starts_with("__");
+    let mut unknown: Vec<String> = Vec::new();
+    for root in roots.iter().filter(|root| nowhere(root)) {
+        let name = &facts.entries[root.entry].name;
+        if !unknown.contains(name) {
+            unknown.push(name.clone());
+        }
+    }
+    roots.sort_by_key(|root| !nowhere(root));
+    let mut findings = roots.iter().map(|root| hopeless(facts, root));
+    let mut first = findings.next()?;
+    if unknown.len() > 1 {
+        first.message = format!("no packages {} {}", list(&unknown, 20), facts.place());
+    }
+    for (other, root) in findings.zip(&roots[1..]) {
+        if nowhere(root) {
+            if !first.leaves.contains(&other.leaves[0]) {
+                first.leaves.extend(other.leaves);
+            }
+        } else {
+            first.causes.push(format!("also, {}", other.message));
+            first.causes.extend(other.causes);
+            first.leaves.extend(other.leaves);
+        }
+    }
+    Some(first)
+}
+
+impl Facts<'_, '_> {
+    /// Where was looked: the channels and the subdir.
+    fn place(&self) -> String {
+        let request = self.problem.request;
+        let channels = if request.channels.is_empty() { "any channel".to_owned() } else { list(&request.channels, 4) };
+        format!("in {channels} for {}", request.target.subdir)
+    }
+}
+
 /// A request nothing matches.
 fn hopeless(facts: &Facts<'_, '_>, root: &Rc<Dep>) -> Finding {
     let entry = &facts.entries[root.entry];
     let name = &entry.name;
-    let channels =
-        if facts.problem.request.channels.is_empty() { "any channel".to_owned() } else { list(&facts.problem.request.channels, 4) };
-    let subdir = facts.problem.request.target.subdir;
+    let place = facts.place();
     if entry.candidates.is_empty() {
         let leaf = if name.starts_with("__") { Leaf::NoVirtual { name: name.clone() } } else { Leaf::Unknown { name: name.clone() } };
         let message = if name.starts_with("__") {
             format!("the request is `{}`, {}", root.text, absent(name, facts.problem.request.gpu))
         } else {
-            format!("no package `{name}` in {channels} for {subdir}")
+            format!("no package `{name}` {place}")
         };
         return Finding { message, causes: Vec::new(), leaves: vec![leaf], request: Some(root.clone()) };
     }
@@ -846,7 +902,7 @@ fn hopeless(facts: &Facts<'_, '_>, root: &Rc<Dep>) -> Finding {
             root.spec.version.as_ref().is_none_or(|wanted| candidate.version().is_some_and(|version| wanted.matches(version)))
         })
         .collect();
-    let message = format!("no build of `{}` in {channels} for {subdir}", root.text);
+    let message = format!("no build of `{}` {place}", root.text);
     let mut causes = Vec::new();
     if of_version.is_empty() {
         let all: BTreeSet<Version> = entry.candidates.iter().filter_map(|candidate| candidate.version().cloned()).collect();
@@ -868,11 +924,14 @@ fn hopeless(facts: &Facts<'_, '_>, root: &Rc<Dep>) -> Finding {
                 }
                 list
             });
-        causes.push(format!(
-            "the version is there, but none of its {} builds fits; the newest are {}",
-            builds.len(),
-            list(&newest[..newest.len().min(3)], 3)
-        ));
+        let which = if root.spec.version.is_some() { "the version" } else { "the package" };
+        causes.push(match newest.as_slice() {
+            [one] => format!("{which} is there, but its only build, `{one}`, does not fit"),
+            [_, _, _, _, ..] => {
+                format!("{which} is there, but none of its {} builds fits; the newest are {}", builds.len(), list(&newest[..3], 3))
+            }
+            few => format!("{which} is there, but none of its builds fits: {}", list(few, 3)),
+        });
     }
     Finding { message, causes, leaves: vec![Leaf::NoMatch { name: name.clone() }], request: Some(root.clone()) }
 }

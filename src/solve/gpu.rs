@@ -1,7 +1,7 @@
 //! CUDA or CPU: which builds a solution holds, and why. Nothing about the GPU is decided silently: every solution carries
 //! a [`GpuOutcome`], and where it says that another choice would have worked, the solver was run to see.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use rattler_conda_types::{MatchSpec, PackageName, ParseMatchSpecOptions, RepoDataRecord};
 
@@ -12,7 +12,8 @@ use super::{PinnedSpec, Request};
 use crate::error::{Error, Kind, Result};
 use crate::platform::{GpuIntent, Provenance};
 
-/// Packages whose builds differ by CUDA or CPU; the first found gives the headline.
+/// Well-known packages whose builds differ by CUDA or CPU; the first found gives the headline. Every other package whose
+/// builds are of both kinds is found by its records: see [`all_packages`].
 const FRAMEWORKS: &[&str] = &[
     "pytorch",
     "jaxlib",
@@ -76,6 +77,13 @@ const CUDA_DEPENDENCIES: &[&str] = &[
     "nccl",
     "cuda-nvrtc",
     "libcufft",
+    "libcurand",
+    "libcusolver",
+    "libcusparse",
+    "cuda-runtime",
+    "cuda-toolkit",
+    "cuda-libraries",
+    "cuda-nvtx",
 ];
 
 /// What sort of build.
@@ -153,6 +161,26 @@ impl GpuOutcome {
             _ => "CPU build".into(),
         };
         let mut line = format!("{} {}: {what}", lead.name, lead.version);
+        // The leading package stands for the well-known ones; any other is named.
+        let beside = |same: bool| -> Vec<String> {
+            self.packages[1..]
+                .iter()
+                .filter(|package| !FRAMEWORKS.contains(&package.name.as_str()) && (package.variant == lead.variant) == same)
+                .map(|package| package.name.clone())
+                .collect()
+        };
+        let (same, other) = (beside(true), beside(false));
+        let mut parts = Vec::new();
+        if !same.is_empty() {
+            parts.push(format!("like {}", explain::list(&same, 3)));
+        }
+        if !other.is_empty() {
+            let kind = if lead.variant == GpuVariant::Cpu { "not the CPU build" } else { "CPU build" };
+            parts.push(format!("{}: {kind}", explain::list(&other, 3)));
+        }
+        if !parts.is_empty() {
+            line.push_str(&format!(" ({})", parts.join("; ")));
+        }
         if !self.reason.is_empty() {
             line.push_str(match self.variant {
                 GpuVariant::Cpu => ", ",
@@ -219,6 +247,26 @@ pub(super) fn variant_of(record: &RepoDataRecord) -> Option<GpuVariant> {
     None
 }
 
+/// Names that are CUDA itself: their builds are no choice between CUDA and CPU.
+pub(super) fn part_of_cuda(name: &str) -> bool {
+    TOOLKIT.contains(&name)
+        || CUDA_DEPENDENCIES.contains(&name)
+        || ["cuda-", "libcu", "libnv", "libnpp", "nvidia-"].iter().any(|start| name.starts_with(start))
+        || matches!(name, "pytorch-mutex" | "cpuonly")
+}
+
+/// Whether a record is a CUDA build: by its build string, or by a dependency on `__cuda` or a part of the toolkit.
+pub(super) fn is_cuda_build(record: &RepoDataRecord) -> bool {
+    let package = &record.package_record;
+    // Most records are none of it; that must be quick to see.
+    let suspicious = package.build.as_str().contains("cu")
+        || package.depends.iter().any(|text| {
+            let name = text.split(|c: char| c.is_whitespace() || "<>=!~[".contains(c)).next().unwrap_or_default();
+            CUDA_DEPENDENCIES.contains(&name.rsplit("::").next().unwrap_or(name))
+        });
+    suspicious && variant_of(record) == Some(GpuVariant::Cuda)
+}
+
 /// The CUDA version a record was built for.
 fn cuda_of(record: &RepoDataRecord) -> Option<String> {
     if let Some(text) = build_cuda(record.package_record.build.as_str()) {
@@ -278,8 +326,61 @@ pub(super) fn packages(records: &[RepoDataRecord]) -> Vec<GpuPackage> {
     packages
 }
 
-fn overall(packages: &[GpuPackage]) -> GpuVariant {
-    let kinds: BTreeSet<GpuVariant> = packages.iter().map(|package| package.variant).collect();
+/// [`packages`], and after them every other package of a solution whose records are builds of both kinds: those that
+/// were requested first. Of one that only came along, the builds of its version count: an old CUDA build is no choice
+/// there.
+pub(super) fn all_packages(problem: &Problem<'_>, records: &[RepoDataRecord]) -> Vec<GpuPackage> {
+    let mut all = packages(records);
+    let others: HashMap<&str, &RepoDataRecord> = records
+        .iter()
+        .map(|record| (record.package_record.name.as_normalized(), record))
+        .filter(|(name, _)| !FRAMEWORKS.contains(name) && !part_of_cuda(name))
+        .collect();
+    let mut kinds: BTreeMap<(bool, &str), (bool, bool)> = BTreeMap::new();
+    for record in problem.tiers.iter().flat_map(|tier| &tier.records) {
+        let package = &record.package_record;
+        let Some((name, chosen)) = others.get_key_value(package.name.as_normalized()) else { continue };
+        let asked = requested(problem.request, name);
+        if asked || package.version == chosen.package_record.version {
+            let seen = kinds.entry((!asked, name)).or_default();
+            if is_cuda_build(record) { seen.0 = true } else { seen.1 = true }
+        }
+    }
+    for ((_, name), _) in kinds.into_iter().filter(|(_, both)| *both == (true, true)) {
+        let record = others[name];
+        let variant = match variant_of(record) {
+            Some(GpuVariant::Rocm) => GpuVariant::Rocm,
+            _ if is_cuda_build(record) => GpuVariant::Cuda,
+            _ => GpuVariant::Cpu,
+        };
+        all.push(GpuPackage {
+            name: name.to_owned(),
+            version: record.package_record.version.to_string(),
+            build: record.package_record.build.to_string(),
+            channel: shown(record.channel.as_deref()),
+            variant,
+            cuda: if variant == GpuVariant::Cuda { cuda_of(record) } else { None },
+        });
+    }
+    all
+}
+
+fn requested(request: &Request, name: &str) -> bool {
+    request.specs.iter().any(|spec| spec.name.as_exact().is_some_and(|exact| exact.as_normalized() == name))
+}
+
+/// Whether a package decides what the solution is: a well-known one, or one that was asked for.
+fn leading(request: &Request, package: &GpuPackage) -> bool {
+    FRAMEWORKS.contains(&package.name.as_str()) || requested(request, &package.name)
+}
+
+/// What the leading packages are, or where there are none, all.
+fn overall(request: &Request, packages: &[GpuPackage]) -> GpuVariant {
+    let mut kinds: BTreeSet<GpuVariant> =
+        packages.iter().filter(|package| leading(request, package)).map(|package| package.variant).collect();
+    if kinds.is_empty() {
+        kinds = packages.iter().map(|package| package.variant).collect();
+    }
     match kinds.len() {
         0 => GpuVariant::None,
         1 => kinds.first().copied().unwrap_or(GpuVariant::None),
@@ -293,68 +394,126 @@ fn overall(packages: &[GpuPackage]) -> GpuVariant {
 /// [`Kind::Unsatisfiable`] when `--gpu require` cannot be met.
 pub(super) fn settle(problem: &Problem<'_>, plan: &mut Plan, found: Found) -> Result<(Found, GpuOutcome)> {
     let request = problem.request;
-    let mut outcome = describe(request, plan, &found.records);
+    let mut outcome = describe(problem, plan, &found.records);
     if request.gpu != GpuIntent::Require {
         if outcome.variant == GpuVariant::Cpu || outcome.variant == GpuVariant::Mixed {
             reason(problem, plan, &found, &mut outcome);
         }
         return Ok((found, outcome));
     }
-    let cpu: Vec<GpuPackage> = outcome.packages.iter().filter(|package| package.variant == GpuVariant::Cpu).cloned().collect();
+    let (found, outcome) = require_leading(problem, plan, found, outcome)?;
+    require_others(problem, plan, found, outcome)
+}
+
+fn cpu_builds(outcome: &GpuOutcome, which: impl Fn(&GpuPackage) -> bool) -> Vec<GpuPackage> {
+    outcome.packages.iter().filter(|package| package.variant == GpuVariant::Cpu && which(package)).cloned().collect()
+}
+
+/// The leading packages must be CUDA builds.
+fn require_leading(problem: &Problem<'_>, plan: &mut Plan, found: Found, mut outcome: GpuOutcome) -> Result<(Found, GpuOutcome)> {
+    let request = problem.request;
+    let cpu = cpu_builds(&outcome, |package| leading(request, package));
     if cpu.is_empty() {
         return Ok((found, outcome));
     }
-    let constraints = gpu_constraints(problem, &cpu, "`--gpu require`");
-    if constraints.is_empty() {
+    let forces = forces(problem, &cpu, "`--gpu require`");
+    if forces.is_empty() {
         return Err(refused(&cpu)
             .because(format!("no channel of this request has a CUDA build of `{}`", cpu[0].name))
             .hint("conda-forge has CUDA builds of the common frameworks: `-c conda-forge`"));
     }
-    let texts: Vec<String> = constraints.iter().map(|pinned| text_of(&pinned.spec)).collect();
     let base = plan.clone();
-    plan.constraints.extend(constraints.clone());
+    forces.iter().for_each(|force| force.apply(plan));
     match problem.run(plan)? {
         Verdict::Solved(found) => {
-            outcome = describe(request, plan, &found.records);
-            outcome.constraints = texts;
-            if !outcome.packages.iter().any(|package| package.variant == GpuVariant::Cpu) {
+            outcome = describe(problem, plan, &found.records);
+            outcome.constraints = forces.iter().map(Force::text).collect();
+            let cpu = cpu_builds(&outcome, |package| leading(request, package));
+            if cpu.is_empty() {
                 outcome.reason = join(&outcome.reason, "chosen because of `--gpu require`");
                 outcome.proven = true;
                 return Ok((found, outcome));
             }
-            let cpu: Vec<GpuPackage> = outcome.packages.iter().filter(|package| package.variant == GpuVariant::Cpu).cloned().collect();
             Err(refused(&cpu).because(format!("`{}` has no CUDA build that fits the rest of the request", cpu[0].name)))
         }
         Verdict::Unsolvable(text) => {
             // Which of them cannot be met?
             let mut losing = Vec::new();
-            for pinned in &constraints {
+            for force in &forces {
                 let mut alone = base.clone();
-                alone.constraints.push(pinned.clone());
+                force.apply(&mut alone);
                 if let Verdict::Unsolvable(text) = problem.run(&alone)? {
-                    losing.push((pinned.clone(), alone, text));
+                    losing.push((force, alone, text));
                 }
             }
-            let asked = asks_for_cpu(request);
-            let mut error = refused(&cpu);
-            if let Some(spec) = asked {
-                error = error
+            let error = match asks_for_cpu(request) {
+                Some(spec) => refused(&cpu)
                     .because(format!("the request asks for the CPU build: `{spec}`"))
-                    .hint(format!("leave out `{spec}`, or `--gpu require`"));
-            }
-            let (constraint, alone, text) =
-                losing.into_iter().next().map_or_else(|| (None, plan.clone(), text), |(pinned, alone, text)| (Some(pinned), alone, text));
-            if let Some(pinned) = constraint {
-                error = error.because(format!("`{}` cannot be met", text_of(&pinned.spec)));
-            }
-            let inner = explain::explain(problem, &alone, &text);
-            error = error.because(inner.message());
-            for cause in inner.causes() {
-                error = error.because(cause);
-            }
-            Err(error.hints_from(inner.hints().iter().cloned()))
+                    .hint(format!("leave out `{spec}`, or `--gpu require`")),
+                None => refused(&cpu),
+            };
+            Err(match losing.into_iter().next() {
+                Some((force, alone, text)) => lost(problem, error, Some(force), &alone, &text),
+                None => lost(problem, error, None, plan, &text),
+            })
         }
     }
+}
+
+/// Packages that only came along become CUDA builds where that fits. Where it does not, that is said; it is an error
+/// only if nothing in the solution would use the GPU.
+fn require_others(problem: &Problem<'_>, plan: &mut Plan, mut found: Found, mut outcome: GpuOutcome) -> Result<(Found, GpuOutcome)> {
+    let request = problem.request;
+    let mut tried: BTreeSet<String> = BTreeSet::new();
+    let mut refusal: Option<(GpuPackage, Force, Plan, String)> = None;
+    while tried.len() < 6
+        && let Some(package) =
+            cpu_builds(&outcome, |package| !leading(request, package) && !tried.contains(&package.name)).into_iter().next()
+    {
+        tried.insert(package.name.clone());
+        let Some(force) = forces(problem, std::slice::from_ref(&package), "`--gpu require`").pop() else { continue };
+        let mut with = plan.clone();
+        force.apply(&mut with);
+        match problem.run(&with)? {
+            Verdict::Solved(other) => {
+                let better = describe(problem, &with, &other.records);
+                if !cpu_builds(&better, |package| leading(request, package)).is_empty() {
+                    continue;
+                }
+                let mut constraints = std::mem::take(&mut outcome.constraints);
+                constraints.push(force.text());
+                (found, outcome, *plan) = (other, better, with);
+                outcome.constraints = constraints;
+                outcome.reason = join(&outcome.reason, "chosen because of `--gpu require`");
+                outcome.proven = true;
+            }
+            Verdict::Unsolvable(text) => {
+                refusal.get_or_insert((package, force, with, text));
+            }
+        }
+    }
+    let Some((package, force, with, text)) = refusal else { return Ok((found, outcome)) };
+    if !outcome.packages.iter().any(|package| matches!(package.variant, GpuVariant::Cuda | GpuVariant::Rocm)) {
+        return Err(lost(problem, refused(&[package]), Some(&force), &with, &text));
+    }
+    let finding = explain::reasons(problem, &with, &text);
+    let because = finding.causes.first().and_then(|cause| cause.lines().next()).map_or(finding.message, str::to_owned);
+    outcome.reason = join(&outcome.reason, &format!("`{}` stays a CPU build, because no CUDA build of it fits: {because}", package.name));
+    Ok((found, outcome))
+}
+
+/// The refusal with the reasons why the CUDA builds cannot be had.
+fn lost(problem: &Problem<'_>, mut error: Error, force: Option<&Force>, plan: &Plan, text: &str) -> Error {
+    if let Some(force) = force {
+        error = error.because(format!("`{}` cannot be met", force.text()));
+    }
+    let inner = explain::explain(problem, plan, text);
+    error = error.because(inner.message());
+    for cause in inner.causes() {
+        error = error.because(cause);
+    }
+    let had: Vec<String> = error.hints().to_vec();
+    error.hints_from(inner.hints().iter().filter(|hint| !had.contains(hint)).cloned())
 }
 
 fn refused(cpu: &[GpuPackage]) -> Error {
@@ -369,9 +528,10 @@ fn join(a: &str, b: &str) -> String {
 }
 
 /// What the records say, without reasons that need another run.
-fn describe(request: &Request, plan: &Plan, records: &[RepoDataRecord]) -> GpuOutcome {
-    let packages = packages(records);
-    let variant = overall(&packages);
+fn describe(problem: &Problem<'_>, plan: &Plan, records: &[RepoDataRecord]) -> GpuOutcome {
+    let request = problem.request;
+    let packages = all_packages(problem, records);
+    let variant = overall(request, &packages);
     let driver = if request.gpu == GpuIntent::None { None } else { request.target.cuda() };
     let limit = plan.cuda().map(ToString::to_string);
     let reason = match (variant, &limit, driver) {
@@ -381,13 +541,17 @@ fn describe(request: &Request, plan: &Plan, records: &[RepoDataRecord]) -> GpuOu
                 format!("the driver assumed by {} allows up to {limit}", source(&driver.source, limit))
             }
         },
+        (GpuVariant::Cuda, None, _) if request.gpu == GpuIntent::None => "although `--gpu none` was given".into(),
+        (GpuVariant::Cuda, None, _) if !request.target.is_native => {
+            "no driver is assumed for the target: it runs where there is one".into()
+        }
         (GpuVariant::Cuda, None, _) => "no driver was found or assumed: it runs where there is one".into(),
         _ => String::new(),
     };
     GpuOutcome {
         intent: request.gpu,
         variant,
-        cuda: toolkit(records),
+        cuda: toolkit(records).or_else(|| packages.iter().find_map(|package| package.cuda.clone())),
         packages,
         driver_limit: limit,
         reason,
@@ -414,31 +578,65 @@ fn asks_for_cpu(request: &Request) -> Option<String> {
     })
 }
 
-/// Constraints that leave only CUDA builds of these packages. Packages without any CUDA build in the channels get none.
-fn gpu_constraints(problem: &Problem<'_>, cpu: &[GpuPackage], source: &str) -> Vec<PinnedSpec> {
-    let mut constraints = Vec::new();
+/// What leaves only the CUDA builds of a package.
+#[derive(Clone)]
+struct Force {
+    name: String,
+    /// A constraint on the build string, where that tells the builds apart.
+    glob: Option<PinnedSpec>,
+    source: String,
+}
+
+impl Force {
+    fn apply(&self, plan: &mut Plan) {
+        match &self.glob {
+            Some(pinned) => plan.constraints.push(pinned.clone()),
+            None => plan.cuda_only.push((self.name.clone(), self.source.clone())),
+        }
+    }
+
+    fn text(&self) -> String {
+        match &self.glob {
+            Some(pinned) => text_of(&pinned.spec),
+            None => format!("{} (CUDA builds)", self.name),
+        }
+    }
+}
+
+/// What leaves only CUDA builds of these packages. Packages without any CUDA build in the channels get nothing.
+fn forces(problem: &Problem<'_>, cpu: &[GpuPackage], source: &str) -> Vec<Force> {
+    let mut forces = Vec::new();
     for package in cpu {
-        let mut long = false;
-        let mut short = false;
+        let (mut long, mut short, mut silent, mut blurred) = (false, false, false, false);
         for record in
             problem.tiers.iter().flat_map(|tier| &tier.records).filter(|record| record.package_record.name.as_normalized() == package.name)
         {
+            let build = record.package_record.build.as_str().to_lowercase();
             if variant_of(record) == Some(GpuVariant::Cuda) {
-                let build = record.package_record.build.as_str().to_lowercase();
-                long |= build.contains("cuda");
-                short |= !build.contains("cuda") && build_cuda(&build).is_some();
+                let named = build.contains("cuda");
+                long |= named;
+                short |= !named && build_cuda(&build).is_some();
+                silent |= !named && build_cuda(&build).is_none();
+            } else {
+                blurred |= build.contains("cu");
             }
         }
-        let glob = match (long, short) {
-            (true, false) => "*cuda*",
-            (_, true) => "*cu*",
-            (false, false) => continue,
-        };
-        if let Ok(spec) = MatchSpec::from_str(&format!("{} * {glob}", package.name), ParseMatchSpecOptions::lenient()) {
-            constraints.push(PinnedSpec { spec, source: source.to_owned() });
+        if !(long || short || silent) {
+            continue;
         }
+        let known = FRAMEWORKS.contains(&package.name.as_str());
+        let glob = match (long, short) {
+            (false, false) => None,
+            _ if !known && (silent || blurred) => None,
+            (true, false) => Some("*cuda*"),
+            (_, true) => Some("*cu*"),
+        };
+        let pinned = glob
+            .and_then(|glob| MatchSpec::from_str(&format!("{} * {glob}", package.name), ParseMatchSpecOptions::lenient()).ok())
+            .map(|spec| PinnedSpec { spec, source: source.to_owned() });
+        forces.push(Force { name: package.name.clone(), glob: pinned, source: source.to_owned() });
     }
-    constraints
+    forces
 }
 
 /// The newest CUDA versions for which there are builds of the package, best first.
@@ -448,7 +646,7 @@ fn cuda_candidates(problem: &Problem<'_>, package: &GpuPackage) -> Vec<String> {
         .iter()
         .flat_map(|tier| &tier.records)
         .filter(|record| record.package_record.name.as_normalized() == package.name && variant_of(record) == Some(GpuVariant::Cuda))
-        .filter_map(|record| Some((record.package_record.version.to_string(), cuda_of(record)?)))
+        .filter_map(|record| Some((record.package_record.version.to_string(), cuda_of(record).or_else(|| driver_of(record))?)))
         .collect();
     // Builds of the version that was chosen count first: that is what the user would get instead.
     seen.sort_by_key(|(version, cuda)| (*version != package.version, std::cmp::Reverse(major_minor(cuda))));
@@ -458,7 +656,21 @@ fn cuda_candidates(problem: &Problem<'_>, package: &GpuPackage) -> Vec<String> {
             cudas.push(cuda);
         }
     }
+    if cudas.is_empty() {
+        cudas.push("12.9".into());
+    }
     cudas
+}
+
+/// The least driver a record itself asks for: `12.0` of `__cuda >=12`.
+fn driver_of(record: &RepoDataRecord) -> Option<String> {
+    record.package_record.depends.iter().find_map(|text| {
+        let rest = text.strip_prefix("__cuda ")?;
+        let number: String =
+            rest.trim_start_matches(['>', '=', '~', ' ']).chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+        let (major, minor) = major_minor(number.trim_end_matches('.'))?;
+        Some(format!("{major}.{minor}"))
+    })
 }
 
 /// Why there are CPU builds, with a proof where one can be had.
@@ -485,12 +697,12 @@ fn reason(problem: &Problem<'_>, plan: &Plan, found: &Found, outcome: &mut GpuOu
         return say("because `--gpu none` removes `__cuda` from the solve".into(), None, true);
     }
     let prover = Prover::new(problem);
-    let constraints = gpu_constraints(problem, std::slice::from_ref(&lead), "the check for a CUDA build");
-    if constraints.is_empty() {
+    let forces = forces(problem, std::slice::from_ref(&lead), "the check for a CUDA build");
+    if forces.is_empty() {
         return say(format!("because no channel of this request has a CUDA build of `{}` for {subdir}", lead.name), None, true);
     }
     let is_cuda = |records: &[RepoDataRecord]| {
-        packages(records).iter().any(|package| package.name == lead.name && package.variant == GpuVariant::Cuda)
+        records.iter().any(|record| record.package_record.name.as_normalized() == lead.name && is_cuda_build(record))
     };
     if plan.cuda().is_none() {
         for cuda in cuda_candidates(problem, &lead).into_iter().take(2) {
@@ -504,7 +716,7 @@ fn reason(problem: &Problem<'_>, plan: &Plan, found: &Found, outcome: &mut GpuOu
                 );
             }
             let mut forced = with;
-            forced.constraints.extend(constraints.clone());
+            forces.iter().for_each(|force| force.apply(&mut forced));
             if prover.solves(&forced).is_some_and(|found| is_cuda(&found.records)) {
                 return say(
                     "because `__cuda` is absent".into(),
@@ -515,17 +727,19 @@ fn reason(problem: &Problem<'_>, plan: &Plan, found: &Found, outcome: &mut GpuOu
         }
         // Builds that do not even need `__cuda` (the pytorch channel).
         let mut forced = plan.clone();
-        forced.constraints.extend(constraints);
+        forces.iter().for_each(|force| force.apply(&mut forced));
         return match prover.solves(&forced) {
-            Some(found) if is_cuda(&found.records) => {
-                say("as the solver prefers it here".into(), Some(format!("for the CUDA build ask for `{}`", glob_of(&forced, &lead))), true)
-            }
+            Some(found) if is_cuda(&found.records) => say(
+                "as the solver prefers it here".into(),
+                Some(format!("for the CUDA build ask for `{}`", glob_of(&forced, &lead, &found))),
+                true,
+            ),
             _ => say("and no driver version makes a CUDA build fit the rest of the request".into(), None, false),
         };
     }
     let limit = plan.cuda().map(ToString::to_string).unwrap_or_default();
     let mut forced = plan.clone();
-    forced.constraints.extend(constraints);
+    forces.iter().for_each(|force| force.apply(&mut forced));
     match problem.run(&forced) {
         Ok(Verdict::Solved(other)) if is_cuda(&other.records) => {
             let version = |found: &Found| {
@@ -542,7 +756,7 @@ fn reason(problem: &Problem<'_>, plan: &Plan, found: &Found, outcome: &mut GpuOu
                 }
                 _ => format!("although `__cuda={limit}` is there, because other packages come out newer with it"),
             };
-            say(why, Some(format!("for the CUDA build add `--gpu require`, or ask for `{}`", glob_of(&forced, &lead))), true);
+            say(why, Some(format!("for the CUDA build add `--gpu require`, or ask for `{}`", glob_of(&forced, &lead, &other))), true);
         }
         Ok(Verdict::Unsolvable(text)) => {
             let finding = explain::reasons(problem, &forced, &text);
@@ -553,8 +767,13 @@ fn reason(problem: &Problem<'_>, plan: &Plan, found: &Found, outcome: &mut GpuOu
     }
 }
 
-/// The constraint on the package, as one would write it in a request.
-fn glob_of(plan: &Plan, package: &GpuPackage) -> String {
+/// The CUDA build of the package, as one would ask for it.
+fn glob_of(plan: &Plan, package: &GpuPackage, found: &Found) -> String {
+    if plan.cuda_only.iter().any(|(name, _)| *name == package.name)
+        && let Some(record) = found.records.iter().find(|record| record.package_record.name.as_normalized() == package.name)
+    {
+        return format!("{}={}={}", package.name, record.package_record.version, record.package_record.build);
+    }
     plan.constraints
         .iter()
         .rev()

@@ -8,11 +8,11 @@ use rattler_conda_types::package::BuildString;
 use rattler_conda_types::{GenericVirtualPackage, MatchSpec, PackageName, ParseMatchSpecOptions, StringMatcher, Version, VersionSpec};
 
 use super::engine::{Found, Plan, Problem, Verdict};
-use super::explain::{Facts, Finding, KEPT, Leaf, list, text_of};
+use super::explain::{Facts, Finding, KEPT, Leaf, either, list, text_of};
 use super::{GpuIntent, PriorityChoice, gpu};
 
 /// Time for all proofs of one failure. Tests must not depend on how busy the machine is.
-const BUDGET: Duration = Duration::from_secs(if cfg!(test) { 300 } else { 10 });
+const BUDGET: Duration = Duration::from_secs(if cfg!(test) { 300 } else { 20 });
 /// Hints shown.
 const HINTS: usize = 6;
 
@@ -94,17 +94,37 @@ pub(super) fn hints(facts: &mut Facts<'_, '_>, finding: &Finding) -> Vec<String>
             leaves.push(leaf.clone());
         }
     }
+    let unknowns = leaves.iter().filter(|leaf| matches!(leaf, Leaf::Unknown { .. })).count();
+    let most = HINTS.max(unknowns + 2).min(3 * HINTS);
+    // What a hint already said would be installed, as `name version`.
+    let mut said: Vec<String> = Vec::new();
     // A clash with the request's own sibling says nothing where the machine lacks something.
     for leaf in leaves.iter().filter(|leaf| matches!(leaf, Leaf::NoVirtual { .. } | Leaf::VirtualVersion { .. })) {
         add(machine(facts, &prover, leaf, finding));
     }
+    // The reasons shown are those of one request; a driver may be what several of them lack.
+    let told = leaves.iter().any(|leaf| matches!(leaf, Leaf::NoVirtual { name } if name == "__cuda"));
+    if facts.plan.cuda().is_none() && !told {
+        let mut met = false;
+        facts.each_match_of("__cuda", |_| met = true);
+        if met {
+            add(cuda(facts, &prover, None));
+        }
+    }
     for leaf in &leaves {
         match leaf {
             Leaf::Unknown { name } => {
-                let requested = finding.request.as_ref().is_some_and(|request| facts.entries[request.entry].name == *name);
-                unknown(facts, name, requested).into_iter().for_each(|hint| add(Some(hint)));
+                let requested = facts.roots.iter().any(|root| facts.entries[root.entry].name == *name);
+                for hint in unknown(facts, name, requested) {
+                    // With several names a hint must say which one it is about.
+                    add(Some(if unknowns > 1 && !hint.contains(&format!("`{name}`")) { format!("`{name}`: {hint}") } else { hint }));
+                }
             }
-            Leaf::NoMatch { name } => add(nearest(facts, &prover, finding, name)),
+            Leaf::NoMatch { name } => {
+                let (hint, proven) = nearest(facts, &prover, name);
+                said.extend(proven);
+                add(hint);
+            }
             _ => {}
         }
     }
@@ -161,14 +181,14 @@ pub(super) fn hints(facts: &mut Facts<'_, '_>, finding: &Finding) -> Vec<String>
         if freed < 3 && tried.insert(spec.clone()) {
             let hint = free(facts, &prover, |candidate| text_of(candidate) == spec && has_more_than_name(candidate), strip, "left free");
             freed += usize::from(hint.is_some());
-            add(hint);
+            add(hint.filter(|hint| !said.iter().any(|said| hint.contains(&format!(", as `{said} ")))));
         }
     }
     add(dead_channel(facts));
-    if facts.problem.request.priority == PriorityChoice::Auto && facts.problem.several_tiers() && hints.len() < HINTS {
+    if facts.problem.request.priority == PriorityChoice::Auto && facts.problem.several_tiers() && hints.len() < most {
         hints.push("strict and flexible channel priority were both tried".into());
     }
-    hints.truncate(HINTS);
+    hints.truncate(most);
     hints
 }
 
@@ -271,8 +291,21 @@ fn cuda(facts: &Facts<'_, '_>, prover: &Prover<'_, '_>, has: Option<&str>) -> Op
     let mut named: BTreeSet<Version> = BTreeSet::new();
     facts.each_spec_of("__cuda", |spec| operands(spec, &mut named));
     let lack = |version: &Version| has.and_then(|has| has.parse().ok()).is_none_or(|has: Version| *version > has);
-    let named = named.into_iter().filter(lack).take(5).map(|version| version.to_string());
-    let version = gpu::toolkit(&found.records).into_iter().chain(named).find(|version| {
+    let named: Vec<String> = named.into_iter().filter(lack).map(|version| version.to_string()).collect();
+    let of_version = found
+        .records
+        .iter()
+        .find(|record| record.package_record.name.as_normalized() == "cuda-version")
+        .map(|record| record.package_record.version.to_string());
+    let usual = if has.is_none() { vec!["12.9".to_owned(), "13.0".to_owned()] } else { Vec::new() };
+    let mut candidates: Vec<String> = Vec::new();
+    let ends = named.iter().take(4).chain(named.iter().rev().take(4)).cloned();
+    for version in gpu::toolkit(&found.records).into_iter().chain(of_version).chain(ends).chain(usual) {
+        if !candidates.contains(&version) {
+            candidates.push(version);
+        }
+    }
+    let version = candidates.into_iter().find(|version| {
         virtual_package("__cuda", version, "0").is_some_and(|package| prover.solves(&facts.plan.with_virtual(package)).is_some())
     })?;
     Some(match (facts.problem.request.gpu, has) {
@@ -313,7 +346,7 @@ fn unknown(facts: &Facts<'_, '_>, name: &str, requested: bool) -> Vec<String> {
     } else {
         let close = similar(&normal, &names);
         if !close.is_empty() {
-            hints.push(format!("did you mean {}?", list(&close, 3)));
+            hints.push(format!("did you mean {}?", either(&close, 3)));
         }
     }
     if lookup.is_some_and(|lookup| lookup.on_pypi(name)) {
@@ -371,17 +404,21 @@ fn operands(spec: &VersionSpec, into: &mut BTreeSet<Version>) {
     }
 }
 
-/// The versions just below and above what was asked for, and whether they solve.
-fn nearest(facts: &Facts<'_, '_>, prover: &Prover<'_, '_>, finding: &Finding, name: &str) -> Option<String> {
-    let request = finding.request.as_ref().filter(|request| facts.entries[request.entry].name == name)?;
-    let wanted = request.spec.version.as_ref()?;
+/// The versions just below and above what was asked for, and those that solve, as `name version`. The explanation names
+/// up to three versions itself: then only what solves is worth saying.
+fn nearest(facts: &Facts<'_, '_>, prover: &Prover<'_, '_>, name: &str) -> (Option<String>, Vec<String>) {
+    let nothing = (None, Vec::new());
+    let Some(request) = facts.roots.iter().find(|root| root.candidates.is_empty() && facts.entries[root.entry].name == name) else {
+        return nothing;
+    };
+    let Some(wanted) = request.spec.version.as_ref() else { return nothing };
     let mut asked = BTreeSet::new();
     operands(wanted, &mut asked);
     let all: BTreeSet<&Version> = facts.entries[request.entry].candidates.iter().filter_map(|candidate| candidate.version()).collect();
     if all.iter().any(|version| wanted.matches(version)) {
-        return None;
+        return nothing;
     }
-    let (low, high) = (asked.first()?, asked.last()?);
+    let (Some(low), Some(high)) = (asked.first(), asked.last()) else { return nothing };
     let below = all.iter().rev().find(|version| **version < low);
     let above = all.iter().find(|version| **version > high);
     let near: Vec<String> = [below, above].into_iter().flatten().map(ToString::to_string).collect();
@@ -389,21 +426,31 @@ fn nearest(facts: &Facts<'_, '_>, prover: &Prover<'_, '_>, finding: &Finding, na
     for version in near.iter().rev() {
         let mut plan = facts.plan.clone();
         for spec in plan.specs.iter_mut().filter(|spec| text_of(spec) == text_of(&request.spec)) {
-            spec.version = MatchSpec::from_str(&format!("{name}=={version}"), ParseMatchSpecOptions::lenient()).ok()?.version;
+            match MatchSpec::from_str(&format!("{name}=={version}"), ParseMatchSpecOptions::lenient()) {
+                Ok(exact) => spec.version = exact.version,
+                Err(_) => return nothing,
+            }
         }
         if prover.solves(&plan).is_some() {
-            proven.push(format!("{name}={version}"));
+            proven.push(version.clone());
         }
     }
+    let specs: Vec<String> = proven.iter().map(|version| format!("{name}={version}")).collect();
+    let named = all.len() <= 3;
     let shown = match near.len() {
-        0 => return None,
+        0 => return nothing,
         1 => format!("the nearest version of `{name}` is {}", list(&near, 2)),
         _ => format!("the nearest versions of `{name}` are {}", list(&near, 2)),
     };
-    Some(match proven.as_slice() {
+    let hint = match specs.as_slice() {
+        [] if named => return nothing,
         [] => shown,
-        some => format!("{shown}; it solves with {}", list(some, 2).replace(" and ", " or ")),
-    })
+        some if named => format!("it solves with {}", either(some, 2)),
+        [one] if near.len() == 1 => format!("it solves with the nearest version, `{one}`"),
+        some if some.len() == near.len() => format!("it solves with the nearest versions, {}", either(some, 2)),
+        some => format!("{shown}; it solves with {}", either(some, 2)),
+    };
+    (Some(hint), proven.into_iter().map(|version| format!("{name} {version}")).collect())
 }
 
 /// Whether a later cutoff would do, and which.

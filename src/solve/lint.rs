@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use rattler_conda_types::RepoDataRecord;
+use rattler_conda_types::{PackageName, RepoDataRecord};
 
 use super::engine::{Problem, shown};
-use super::explain::list;
-use super::{GpuVariant, PriorityChoice, Request, gpu};
+use super::explain::{list, text_of};
+use super::{GpuIntent, GpuOutcome, GpuVariant, PriorityChoice, Request, gpu};
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -47,6 +47,7 @@ pub const CODES: &[(&str, &str)] = &[
     ("torch-twice", "torch comes from conda and from pip"),
     ("undated-package", "a package without a date passed `--exclude-newer`"),
     ("gpu-require-idle", "`--gpu require` was given and no package of the solution can use a GPU"),
+    ("gpu-none-cuda", "`--gpu none` was given and the solution has a CUDA build"),
     ("driver-too-old", "the driver cannot run the CUDA toolkit of the solution"),
     ("driver-minor-compatibility", "the toolkit is newer than the driver, within the same major version"),
     ("card-too-old", "the toolkit no longer supports the card"),
@@ -186,6 +187,52 @@ pub(super) fn check(request: &Request, records: &[RepoDataRecord]) -> Vec<Lint> 
         );
     }
     lints
+}
+
+/// A CUDA build, or a part of the CUDA toolkit, that came in although `--gpu none` was given, and the request behind it.
+pub(super) fn cuda_despite_none(request: &Request, outcome: &GpuOutcome, records: &[RepoDataRecord]) -> Option<Lint> {
+    if request.gpu != GpuIntent::None {
+        return None;
+    }
+    let mut packages: Vec<String> =
+        outcome.packages.iter().filter(|package| package.variant == GpuVariant::Cuda).map(|package| package.name.clone()).collect();
+    let builds = packages.len();
+    packages.extend(gpu::toolkit_packages(records).into_iter().filter(|name| name != "cuda-version"));
+    let name = packages.first()?.clone();
+    let package = &records.iter().find(|record| record.package_record.name.as_normalized() == name)?.package_record;
+    let what = if builds > 0 {
+        format!("`{name} {} {}` is a CUDA build", package.version, package.build)
+    } else {
+        format!("`{name} {}`, a part of the CUDA toolkit, is in the solution", package.version)
+    };
+    let asks = request.specs.iter().find(|spec| {
+        let build = spec.build.as_ref().map(ToString::to_string).unwrap_or_default();
+        spec.name.as_exact().map(PackageName::as_normalized).is_some_and(|of| {
+            of != "cuda-version"
+                && (gpu::part_of_cuda(of) || of.ends_with("-gpu"))
+                && records.iter().any(|record| record.package_record.name.as_normalized() == of)
+        }) || build.contains("cuda")
+    });
+    let (by, hint) = match asks {
+        Some(spec) => (Some(text_of(spec)), format!("leave out `{}`, or `--gpu none`", text_of(spec))),
+        None => {
+            let why = super::why(records, &request.specs, &name).ok();
+            let by = why.as_ref().and_then(|why| why.shortest()).and_then(|path| path.first()).map(|step| step.spec.clone());
+            (
+                by,
+                "`--gpu none` only removes `__cuda` from the solve: ask for the CPU build by its name or build, or leave out `--gpu none`"
+                    .to_owned(),
+            )
+        }
+    };
+    let by = by.map(|by| format!(": the request `{by}` brings it in")).unwrap_or_default();
+    Some(Lint {
+        code: "gpu-none-cuda",
+        level: Level::Warning,
+        message: format!("`--gpu none` was given, and {what}{by}"),
+        hints: vec![hint],
+        packages,
+    })
 }
 
 fn comes(names: &[String]) -> String {

@@ -284,8 +284,30 @@ pub fn solve_records(request: &Request, repodata: &[ChannelRecords<'_>]) -> Resu
     if used != first {
         lints.insert(0, lint::priority_fell_back(&problem, &records));
     }
-    let preflight =
-        preflight::check(&preflight::Facts { records: &records, cuda: plan.cuda(), cuda_arch: plan.cuda_arch(), driver: request.driver() });
+    let judge = |records: &[RepoDataRecord]| {
+        preflight::check(&preflight::Facts { records, cuda: plan.cuda(), cuda_arch: plan.cuda_arch(), driver: request.driver() })
+    };
+    let mut preflight: Vec<Lint> = judge(&records).into_iter().filter(|lint| !request.silence.contains(lint.code)).collect();
+    // A hint to choose another toolkit is given only where the request leaves the choice, and where it solves and helps.
+    let chosen =
+        request.specs.iter().chain(&request.constraints).chain(request.pinned_specs.iter().map(|pinned| &pinned.spec)).any(|spec| {
+            spec.name.as_exact().is_some_and(|name| name.as_normalized() == "cuda-version")
+                && (spec.version.is_some() || spec.build.is_some())
+        });
+    let prover = hints::Prover::new(&problem);
+    let had_cuda = gpu::packages(&records).iter().any(|package| package.variant == GpuVariant::Cuda);
+    preflight::retain_proven(&mut preflight, |text, code| {
+        let Ok(spec) = MatchSpec::from_str(text, ParseMatchSpecOptions::lenient()) else { return false };
+        if chosen {
+            return false;
+        }
+        let mut with = plan.clone();
+        with.specs.push(spec);
+        prover.solves(&with).is_some_and(|found| {
+            judge(&found.records).iter().all(|lint| lint.code != code)
+                && (!had_cuda || gpu::packages(&found.records).iter().any(|package| package.variant == GpuVariant::Cuda))
+        })
+    });
     lints.extend(problem.lints(&records));
     if request.gpu == GpuIntent::Require && gpu.variant == GpuVariant::None {
         lints.push(Lint {
@@ -296,8 +318,8 @@ pub fn solve_records(request: &Request, repodata: &[ChannelRecords<'_>]) -> Resu
             packages: Vec::new(),
         });
     }
+    lints.extend(lint::cuda_despite_none(request, &gpu, &records));
     lints.retain(|lint| !request.silence.contains(lint.code));
-    let preflight: Vec<Lint> = preflight.into_iter().filter(|lint| !request.silence.contains(lint.code)).collect();
     if request.gpu == GpuIntent::Require
         && let Some(fatal) = preflight.iter().find(|lint| lint.level == Level::Error)
     {

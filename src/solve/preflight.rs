@@ -75,6 +75,27 @@ pub fn older(a: &str, b: &str) -> Option<bool> {
     Some(driver_number(a)? < driver_number(b)?)
 }
 
+/// The `cuda-version` spec a hint says to add.
+fn advice(hint: &str) -> Option<&str> {
+    let (_, rest) = hint.split_once("add `")?;
+    let (spec, _) = rest.split_once('`')?;
+    spec.starts_with("cuda-version").then_some(spec)
+}
+
+/// Takes out the hints to add a `cuda-version` that `proven`, given that spec and the code of the lint, does not confirm.
+pub(super) fn retain_proven(lints: &mut [Lint], mut proven: impl FnMut(&str, &str) -> bool) {
+    for lint in lints {
+        let code = lint.code;
+        lint.hints = std::mem::take(&mut lint.hints)
+            .into_iter()
+            .filter_map(|hint| match advice(&hint) {
+                Some(spec) if !proven(spec, code) => hint.contains("or update the driver").then(|| "update the driver".to_owned()),
+                _ => Some(hint),
+            })
+            .collect();
+    }
+}
+
 /// Compares the toolkit of the records with driver and cards. Errors are things that will not run, warnings may not.
 /// Nothing is said where there is no CUDA toolkit, or no driver to compare with (the GPU outcome tells that).
 pub fn check(facts: &Facts<'_>) -> Vec<Lint> {

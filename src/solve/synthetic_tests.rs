@@ -138,13 +138,61 @@ fn a_name_that_is_nowhere_gets_a_pointer() {
 }
 
 #[test]
+fn all_missing_names_are_told_at_once() {
+    let mut wanted = request(linux(&[]), &["nunpy", "python=3.11", "torch", "numpy=1.27", "nowhere-at-all"]);
+    wanted.lookup = Some(Arc::new(World));
+    insta::assert_snapshot!(fails(&wanted, &[world()]), @r"
+    exit 3: no packages `nunpy`, `torch` and `nowhere-at-all` in `conda-forge` for linux-64
+      - also, no build of `numpy 1.27.*` in `conda-forge` for linux-64
+      - the channels have `numpy` 1.26.4, 2.1.0
+    hint: `nunpy`: did you mean `numpy`?
+    hint: `torch`: the conda package is called `pytorch`
+    ");
+}
+
+#[test]
+fn a_choice_of_names_and_a_single_build_read_well() {
+    let records = vec![cf("abcdef 1.0", &[]), cf("abcdeg 1.0", &[]), cf("abcdeh 1.0", &[])];
+    let mut wanted = request(linux(&[]), &["abcdex"]);
+    let shown = fails(&wanted, std::slice::from_ref(&records));
+    assert!(shown.ends_with("hint: did you mean `abcdef`, `abcdeg` or `abcdeh`?"), "{shown}");
+    wanted.specs = vec![spec("abcdef=1.0=other")];
+    let shown = fails(&wanted, std::slice::from_ref(&records));
+    assert!(shown.contains("the version is there, but its only build, `0`, does not fit"), "{shown}");
+    wanted.specs = vec![spec("abcdef=2.0")];
+    insta::assert_snapshot!(fails(&wanted, &[records]), @r"
+    exit 3: no build of `abcdef 2.0.*` in `conda-forge` for linux-64
+      - the channels have `abcdef` 1.0
+    hint: it solves with `abcdef=1.0`
+    ");
+}
+
+#[test]
+fn strict_priority_refuses_a_version_that_only_a_later_channel_has() {
+    let first = vec![record("first", "bar 1.0", &[], &[])];
+    let second = vec![record("second", "bar 2.0", &[], &[])];
+    let mut wanted = request(linux(&[]), &["bar>=2"]);
+    wanted.channels = vec!["first".into(), "second".into()];
+    wanted.priority = PriorityChoice::Strict;
+    insta::assert_snapshot!(fails(&wanted, &[first.clone(), second.clone()]), @r"
+    exit 3: no build of `bar >=2` can be used here
+      - `bar` 2.0 is hidden: strict channel priority allows this name only from `first`
+    hint: it solves with `--channel-priority flexible`: packages may then come from several channels
+    hint: it solves with `bar >=2` left free, as `bar 1.0 0`
+    ");
+    wanted.priority = PriorityChoice::Auto;
+    let solution = solve_synthetic(&wanted, &[first, second]).expect("a solution");
+    assert!(solution.priority_fell_back);
+    assert_eq!(names(&solution), ["bar 2.0 0"]);
+}
+
+#[test]
 fn a_version_or_build_that_is_nowhere_names_the_nearest() {
     let mut wanted = request(linux(&[]), &["numpy=1.27"]);
     insta::assert_snapshot!(fails(&wanted, &[world()]), @r"
     exit 3: no build of `numpy 1.27.*` in `conda-forge` for linux-64
       - the channels have `numpy` 1.26.4, 2.1.0
-    hint: the nearest versions of `numpy` are `1.26.4` and `2.1.0`; it solves with `numpy=2.1.0` or `numpy=1.26.4`
-    hint: it solves with `numpy 1.27.*` left free, as `numpy 2.1.0 py312_0`
+    hint: it solves with `numpy=2.1.0` or `numpy=1.26.4`
     ");
     wanted.specs = vec![spec("pytorch=2.7=*rocm*")];
     insta::assert_snapshot!(fails(&wanted, &[world()]), @r"
@@ -587,4 +635,95 @@ fn why_shows_the_paths() {
     ladder.extend([cf("l20 1", &["end"]), cf("r20 1", &["end"]), cf("end 1", &[])]);
     let many = why(&ladder, &[spec("l0")], "end").expect("a reason");
     assert!(many.truncated && !many.paths.is_empty() && many.paths.len() <= 50);
+}
+
+/// A package nobody keeps a list of, with a CPU and a CUDA build whose build strings do not tell.
+fn unlisted() -> Vec<RepoDataRecord> {
+    vec![
+        cf("simulator 3.1 h111_1", &["__cuda >=12", "cuda-version >=12.4,<13"]),
+        cf("simulator 3.1 h222_0", &[]),
+        cf("app 1.0", &["simulator"]),
+        record("conda-forge", "cuda-version 12.6 h1_3", &[], &["__cuda >=12"]),
+    ]
+}
+
+#[test]
+fn a_package_with_builds_of_both_kinds_needs_no_list() {
+    let solved = |request: &Request| solve_synthetic(request, &[unlisted()]);
+    for name in ["simulator", "app"] {
+        let mut wanted = request(linux(&[]), &[name]);
+        let solution = solved(&wanted).expect("a solution");
+        assert_eq!(solution.gpu.variant, GpuVariant::Cpu);
+        assert_eq!((solution.gpu.packages[0].name.as_str(), solution.gpu.packages[0].variant), ("simulator", GpuVariant::Cpu));
+        let line = solution.gpu.line().expect("a line");
+        assert_eq!(line, "simulator 3.1: CPU build, because `__cuda` is absent: add `--cuda 12.4` to pin a GPU build from this machine");
+        wanted.gpu = GpuIntent::Require;
+        let shown = fails(&wanted, &[unlisted()]);
+        assert!(shown.starts_with("exit 3: `--gpu require` refuses this solution: `simulator 3.1 h222_0` is a CPU build"), "{shown}");
+        assert!(shown.contains("needs `__cuda >=12`, which this machine does not have"), "{shown}");
+        wanted.target = linux(&["__cuda=12.6=0"]);
+        let solution = solved(&wanted).expect("a solution");
+        assert_eq!(solution.gpu.variant, GpuVariant::Cuda);
+        assert_eq!(solution.gpu.packages[0].build, "h111_1");
+    }
+    // Here the solver would take the CPU build, its number being higher.
+    let mut records = unlisted();
+    records.push(cf("simulator 3.1 h333_7", &[]));
+    let mut wanted = request(linux(&["__cuda=12.6=0"]), &["app"]);
+    let solution = solve_synthetic(&wanted, std::slice::from_ref(&records)).expect("a solution");
+    assert_eq!(solution.gpu.variant, GpuVariant::Cpu);
+    let line = solution.gpu.line().expect("a line");
+    assert!(line.contains("`simulator=3.1=h111_1`"), "{line}");
+    wanted.gpu = GpuIntent::Require;
+    let solution = solve_synthetic(&wanted, std::slice::from_ref(&records)).expect("a solution");
+    assert_eq!((solution.gpu.packages[0].build.as_str(), solution.gpu.variant), ("h111_1", GpuVariant::Cuda));
+    assert_eq!(solution.gpu.constraints, ["simulator (CUDA builds)"]);
+}
+
+#[test]
+fn gpu_none_does_not_hide_a_cuda_build() {
+    let records = vec![cf("pytorch 2.5.1 py311_cuda11.8_0", &["pytorch-cuda 11.8.*"]), cf("pytorch-cuda 11.8 h1_0", &[])];
+    let mut wanted = request(linux(&[]), &["pytorch", "pytorch-cuda=11.8"]);
+    wanted.gpu = GpuIntent::None;
+    let solution = solve_synthetic(&wanted, &[records]).expect("a solution");
+    assert_eq!(solution.gpu.line().expect("a line"), "pytorch 2.5.1: CUDA 11.8 build; although `--gpu none` was given");
+    let lint = solution.lints.iter().find(|lint| lint.code == "gpu-none-cuda").expect("a lint");
+    assert_eq!(
+        lint.message,
+        "`--gpu none` was given, and `pytorch 2.5.1 py311_cuda11.8_0` is a CUDA build: the request `pytorch-cuda 11.8.*` brings it in"
+    );
+    assert_eq!(lint.hints, ["leave out `pytorch-cuda 11.8.*`, or `--gpu none`"]);
+}
+
+#[test]
+fn another_toolkit_is_advised_only_where_it_solves_and_was_left_open() {
+    let hints = |specs: &[&str], records: Vec<RepoDataRecord>| -> Vec<String> {
+        let solution = solve_synthetic(&request(linux(&["__cuda=12.0=0"]), specs), &[records]).expect("a solution");
+        solution.preflight.iter().flat_map(|lint| lint.hints.clone()).collect()
+    };
+    let exact = "for an exact fit add `cuda-version=12.0` to the request";
+    assert!(!hints(&["python", "pytorch"], world()).iter().any(|hint| hint.contains("cuda-version=")));
+    let mut more = world();
+    more.push(record("conda-forge", "cuda-version 12.0 h1_3", &[], &["__cuda >=12"]));
+    more.push(cf("pytorch 2.7.0 cuda120_py312_200", &["__cuda", "cuda-version >=12.0,<12.1", "python >=3.12,<3.13.0a0"]));
+    assert!(hints(&["python", "pytorch"], more.clone()).iter().any(|hint| hint == exact));
+    assert!(!hints(&["python", "pytorch", "cuda-version=12.6"], more).iter().any(|hint| hint.contains("cuda-version=")));
+}
+
+#[test]
+fn a_driver_is_advised_where_several_requests_lack_it() {
+    let mut records = world();
+    records.push(cf("other 1.0 cuda130_0", &["__cuda >=12.4"]));
+    records.push(cf("third 1.0 cuda130_0", &["__cuda >=11", "python >=3.11,<3.12.0a0"]));
+    for number in 1..8 {
+        records.push(cf(&format!("old{number} 1.0"), &[&format!("__cuda >=10.{number}")]));
+    }
+    let all: Vec<String> = ["python=3.11", "pytorch-gpu", "other", "third"]
+        .iter()
+        .map(|text| (*text).to_owned())
+        .chain((1..8).map(|n| format!("old{n}")))
+        .collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let shown = fails(&request(linux(&[]), &all), &[records]);
+    assert!(shown.contains("hint: only `__cuda` is missing: to solve for a machine with a CUDA driver add `--cuda 12.6`"), "{shown}");
 }

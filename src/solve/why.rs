@@ -103,7 +103,7 @@ pub fn why<T: AsRef<PackageRecord>>(records: &[T], requested: &[MatchSpec], name
             close = names.iter().filter(|known| known.contains(&wanted)).take(3).cloned().collect();
         }
         if !close.is_empty() {
-            error = error.hint(format!("did you mean {}?", super::explain::list(&close, 3)));
+            error = error.hint(format!("did you mean {}?", super::explain::either(&close, 3)));
         }
         return Err(error);
     };
