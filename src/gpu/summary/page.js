@@ -259,7 +259,7 @@
     g.fillStyle = css("--fg"); g.fillText("reserved", LEFT + 36, TOP + 10); g.fillText("highest in use", LEFT + 124, TOP + 10);
     g.textBaseline = "bottom";
     if (showTotal) { const yy = Math.round(y(d.capacity)) + 0.5; g.strokeStyle = css("--soft"); g.setLineDash([2, 4]); g.beginPath(); g.moveTo(LEFT, yy); g.lineTo(w - 4, yy); g.stroke(); g.setLineDash([]); g.fillStyle = css("--soft"); g.textAlign = "right"; g.fillText("card: " + bytes(d.capacity), w - 8, yy - 2); }
-    for (const oom of d.ooms) { const x = LEFT + (xOf(oom[0]) - x0) / (x1 - x0) * plotW; if (x >= LEFT && x <= w) { g.fillStyle = css("--mark"); g.fillRect(x - 1, TOP, 2, plotH); g.textAlign = "left"; g.fillText("out of memory", x + 4, TOP + 14); } }
+    for (const oom of d.ooms) { const x = LEFT + (xOf(oom[0] + 1) - x0) / (x1 - x0) * plotW; if (x >= LEFT && x <= w) { g.fillStyle = css("--mark"); g.fillRect(x - 1, TOP, 2, plotH); g.textAlign = "left"; g.fillText("out of memory", x + 4, TOP + 14); } }
     picture = document.createElement("canvas");
     picture.width = c.width; picture.height = c.height;
     picture.getContext("2d").drawImage(c, 0, 0);
