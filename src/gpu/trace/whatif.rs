@@ -730,14 +730,14 @@ pub fn what_if(snapshot: &Snapshot, options: &WhatIfOptions) -> Result<WhatIfRep
     })
 }
 
-/// Best first: runs out least, saves most; of equals the one that changes least: fewest settings, the highest split limit, the fewest
-/// divisions.
-fn rank(result: &ConfResult) -> (usize, std::cmp::Reverse<i64>, usize, std::cmp::Reverse<u64>, u32) {
+/// Best first: runs out least, saves most; of equals the one that changes least: fewest settings, the highest split limit, the most
+/// divisions (which round least).
+fn rank(result: &ConfResult) -> (usize, std::cmp::Reverse<i64>, usize, std::cmp::Reverse<u64>, std::cmp::Reverse<u32>) {
     let config = &result.config;
     let settings = config.differing_keys(&AllocConfig::default()).len();
     let limit = config.max_split_size.unwrap_or(u64::MAX);
     let divisions = config.roundup_power2_divisions.iter().copied().max().unwrap_or(0);
-    (result.ran_out_in, std::cmp::Reverse(result.gain), settings, std::cmp::Reverse(limit), divisions)
+    (result.ran_out_in, std::cmp::Reverse(result.gain), settings, std::cmp::Reverse(limit), std::cmp::Reverse(divisions))
 }
 
 /// Tells where the recorded beginning, or a peak, is larger than the card.
@@ -941,7 +941,9 @@ impl WhatIfReport {
             human(b.model_peak_reserved),
             human(b.recorded_peak_reserved)
         );
-        let _ = writeln!(out, "rules: torch {}, {}", b.version, b.standing);
+        let bare = b.standing == b.evidence.to_string() && self.results.iter().any(|result| !result.unproven_rules.is_empty());
+        let standing = if bare { format!("core rules {}, settings asked about unverified", b.evidence) } else { b.standing.clone() };
+        let _ = writeln!(out, "rules: torch {}, {standing}", b.version);
         let _ = writeln!(out, "orders of driver addresses: {}", self.orders.join(", "));
         let _ = writeln!(out);
         let _ = writeln!(out, "{:<27} {:>9} {:<17} {:>8} {:>5}  configuration", "peak reserved", "change", "utilisation", "retries", "OOM");

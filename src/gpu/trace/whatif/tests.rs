@@ -84,4 +84,5 @@ fn of_equal_gains_the_least_invasive_comes_first() {
     let limits: Vec<u64> =
         report.results.iter().filter(|r| r.gain == 0).filter_map(|r| r.conf.strip_prefix("max_split_size_mb:")?.parse().ok()).collect();
     assert_eq!(limits, [1024, 512, 256, 128, 64, 32]);
+    assert!(report.text().contains("core rules verified by traces, settings asked about unverified"), "{}", report.text());
 }
