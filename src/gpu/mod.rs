@@ -16,6 +16,11 @@ pub fn human(bytes: u64) -> String {
     human_to(bytes, 2)
 }
 
+/// The ending of a counted noun: `s`, or nothing for one.
+pub fn plural(count: u64) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
 /// Bytes for people with `places` decimals above 1023 B. Exact bytes belong into JSON.
 pub fn human_to(bytes: u64, places: usize) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];

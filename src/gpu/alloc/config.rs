@@ -331,6 +331,15 @@ impl AllocConfig {
                 "`PYTORCH_NO_CUDA_MEMORY_CACHING` turns caching off: all other settings of the native allocator do nothing".to_owned(),
             );
         }
+        if self.release_lock_on_cudamalloc {
+            warn(
+                "release_lock_on_cudamalloc",
+                "`release_lock_on_cudamalloc` changes how long threads wait, not how much memory is held".to_owned(),
+            );
+        }
+        if let Some((key, _)) = self.entries().into_iter().find(|(key, _)| key.starts_with("pinned_")) {
+            warn(key, format!("`{key}` concerns pinned host memory: it changes nothing of device memory"));
+        }
         if self.graph_capture_record_stream_reuse {
             warn(
                 "graph_capture_record_stream_reuse",
@@ -526,6 +535,7 @@ impl Reader<'_> {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         match text.parse() {
             Ok(number) if digits => Ok(number),
+            Err(_) if digits => Err(self.error_at(at, format!("`{key}` is `{text}`, which is too large"), format!("at most {}", u64::MAX))),
             _ => Err(self.error_at(at, format!("`{key}` is `{text}`, which is no whole number"), "digits only, without unit or sign")),
         }
     }
@@ -763,6 +773,12 @@ impl Reader<'_> {
             let message = format!("torch {} has no setting `{key}`", self.policy.version);
             return self.error_at(at, message, format!("it came with torch {since} or near it"));
         }
+        if let Some((name, value)) = key.split_once('=')
+            && KEYS.contains(&name)
+        {
+            let hint = format!("key and value are separated by `:`, not by `=`: write `{name}:{}`", value.escape_debug());
+            return self.error_at(at, format!("unrecognized key `{}`", key.escape_debug()), hint);
+        }
         let near = KEYS.iter().min_by_key(|known| distance(known, key)).filter(|known| distance(known, key) <= 1 + known.len() / 4);
         let hint = match near {
             Some(near) => format!("did you mean `{near}`?"),
@@ -869,7 +885,7 @@ mod tests {
     #[case("expandable_segments=True", "unrecognized key `expandable_segments=True`", 0)]
     #[case("max_split_size_mb:64MB", "`max_split_size_mb` is `64MB`, which is no whole number", 18)]
     #[case("max_split_size_mb:-1", "`max_split_size_mb` is `-1`, which is no whole number", 18)]
-    #[case("max_split_size_mb:99999999999999999999", "`max_split_size_mb` is `99999999999999999999`, which is no whole number", 18)]
+    #[case("max_split_size_mb:99999999999999999999", "`max_split_size_mb` is `99999999999999999999`, which is too large", 18)]
     #[case("garbage_collection_threshold:1", "`garbage_collection_threshold` is 1", 29)]
     #[case("garbage_collection_threshold:0.0", "`garbage_collection_threshold` is 0", 29)]
     #[case("garbage_collection_threshold:nan", "`garbage_collection_threshold` is `nan`, which is no number", 29)]
@@ -887,6 +903,12 @@ mod tests {
         let refused = refusal(text, &newest());
         assert_eq!((refused.0.as_str(), refused.2), (message, offset));
         assert!(!refused.1.is_empty(), "a hint");
+    }
+
+    #[test]
+    fn an_equals_sign_is_told_with_the_right_text() {
+        let refused = refusal("expandable_segments=True", &newest());
+        assert_eq!(refused.1, "key and value are separated by `:`, not by `=`: write `expandable_segments:True`");
     }
 
     #[test]
@@ -939,6 +961,8 @@ mod tests {
         assert_eq!(keys("backend:cudaMallocAsync,max_split_size_mb:64", &policy, here), ["max_split_size_mb", "backend"]);
         assert_eq!(keys("max_non_split_rounding_mb:64", &policy, here), ["max_non_split_rounding_mb"]);
         assert_eq!(keys("expandable_segments_reserve:0.5", &policy, here), ["expandable_segments_reserve"]);
+        assert_eq!(keys("release_lock_on_cudamalloc:True", &policy, here), ["release_lock_on_cudamalloc"]);
+        assert_eq!(keys("pinned_num_register_threads:8,pinned_free_catch_all:True", &policy, here), ["pinned_num_register_threads"]);
         assert_eq!(keys("expandable_segments:True,large_segment_size_mb:25", &policy, here), ["large_segment_size_mb"]);
     }
 

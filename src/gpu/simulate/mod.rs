@@ -19,8 +19,8 @@ pub use scenario::{Scenario, Variation, parse};
 
 use self::run::{Outcome, PhaseReport};
 use crate::gpu::alloc::Evidence;
-use crate::gpu::human;
 use crate::gpu::summary::clean;
+use crate::gpu::{human, plural};
 
 /// The scenarios that come with the program: name and text.
 pub const SHIPPED: [(&str, &str); 4] = [
@@ -43,14 +43,16 @@ pub fn text(report: &Report) -> String {
     if !report.summary.is_empty() {
         let _ = writeln!(out, "{}", clean_lines(&report.summary));
     }
+    let settings = report.runs.first().is_some_and(|run| run.evidence != report.evidence);
     let _ = writeln!(
         out,
-        "\ncard {}, context of the process {}, other processes {}; rules of {} ({}), seed {}",
+        "\ncard {}, context of the process {}, other processes {}; rules of {} (core rules {}{}), seed {}",
         human(report.capacity),
         human(report.context),
         human(report.other_processes),
         report.policy,
         report.evidence,
+        if settings { ", settings unverified" } else { "" },
         report.seed
     );
     for run in &report.runs {
@@ -123,12 +125,12 @@ fn pins_text(out: &mut String, phase: &PhaseReport) {
     };
     let _ = writeln!(
         out,
-        "  pins after `{}`: {} of `{}` in {} segment{} with {} free",
+        "  pins after `{}`: {} of `{}` in {} segment{} pin {} free",
         clean(&phase.name),
         human(group.bytes),
         clean(&group.name),
         group.segments,
-        if group.segments == 1 { "" } else { "s" },
+        plural(group.segments as u64),
         human(group.strands)
     );
 }
@@ -148,10 +150,11 @@ fn why_text(out: &mut String, phase: &PhaseReport) {
     for group in oom.pinned_by.iter().filter(|group| group.strands > 0).take(4) {
         let _ = writeln!(
             out,
-            "    {} of `{}` sit in {} segments with {} free",
+            "    {} of `{}` in {} segment{} pin {} free",
             human(group.bytes),
             clean(&group.name),
             group.segments,
+            plural(group.segments as u64),
             human(group.strands)
         );
     }

@@ -131,7 +131,7 @@ pub struct PinGroup {
     pub bytes: u64,
     /// Segments they are in.
     pub segments: usize,
-    /// Bytes free in those segments.
+    /// Bytes free right behind their blocks (or before the first of a segment): the share of the pinned memory that is theirs alone.
     pub strands: u64,
 }
 
@@ -783,23 +783,49 @@ impl<'s> Machine<'s> {
                 by: segment.pinned_by.iter().take(3).filter_map(|block| block.allocated_at.clone()).collect(),
             })
             .collect();
-        // By the step that allocated: every segment with free memory in it counts for each of its holders.
+        // By the step that allocated. Every hole counts for one holder, the block in front of it (the one behind it where there is none),
+        // so that the figures sum to what is pinned; whole pages of expandable segments are no holes.
         let mut groups: BTreeMap<(&str, usize), PinGroup> = BTreeMap::new();
         for segment in self.allocator.segments() {
-            let mut free = 0;
-            let mut here: BTreeMap<(&str, usize), u64> = BTreeMap::new();
+            let page = match (segment.expandable, segment.small) {
+                (false, _) => None,
+                (true, true) => Some(alloc::sizes::SMALL_BUFFER),
+                (true, false) => Some(self.allocator.config().large_segment_size),
+            };
+            let mut holes = 0;
+            // By holder: bytes held, bytes stranded.
+            let mut here: BTreeMap<(&str, usize), (u64, u64)> = BTreeMap::new();
+            let mut before: Option<(&str, usize)> = None;
+            // A hole that waits for the block behind it.
+            let mut waiting = 0;
             for block in self.allocator.blocks_of(segment.id) {
                 match block.state {
-                    alloc::BlockState::Free => free += block.size,
+                    alloc::BlockState::Free => {
+                        let start = block.address - segment.address;
+                        let (front, back) = rests(start, start + block.size, page);
+                        holes += front + back;
+                        match before {
+                            Some(key) => here.entry(key).or_default().1 += front,
+                            None => waiting += front,
+                        }
+                        waiting += back;
+                    }
                     alloc::BlockState::Unmapped => {}
                     alloc::BlockState::Allocated | alloc::BlockState::PendingFree => {
                         if let Some((tag, ())) = self.tags.get_index(block.tag as usize) {
-                            *here.entry((&tag.step, tag.line)).or_default() += block.size;
+                            let key = (tag.step.as_str(), tag.line);
+                            let holder = here.entry(key).or_default();
+                            holder.0 += block.size;
+                            holder.1 += std::mem::take(&mut waiting);
+                            before = Some(key);
                         }
                     }
                 }
             }
-            for (key, bytes) in here.into_iter().filter(|_| free > 0) {
+            if let Some(key) = before {
+                here.entry(key).or_default().1 += waiting;
+            }
+            for (key, (bytes, strands)) in here.into_iter().filter(|_| holes > 0) {
                 let group = groups.entry(key).or_insert_with(|| PinGroup {
                     name: format!("{} (line {})", key.0, key.1),
                     bytes: 0,
@@ -808,7 +834,7 @@ impl<'s> Machine<'s> {
                 });
                 group.bytes += bytes;
                 group.segments += 1;
-                group.strands += free;
+                group.strands += strands;
             }
         }
         let mut groups: Vec<PinGroup> = groups.into_values().collect();
@@ -925,6 +951,14 @@ impl<'s> Machine<'s> {
             raw: serde_json::Map::new(),
         }
     }
+}
+
+/// The parts of a free range that cannot go back while its neighbours live: all of it, or, with pages of `page` bytes, what lies in the
+/// pages at its two ends.
+fn rests(start: u64, end: u64, page: Option<u64>) -> (u64, u64) {
+    let Some(page) = page else { return (end - start, 0) };
+    let (first, last) = (start.div_ceil(page) * page, end / page * page);
+    if first > last { (end - start, 0) } else { (first - start, end - last) }
 }
 
 fn largest_free(allocator: &DeviceAllocator<SimGpu>) -> u64 {

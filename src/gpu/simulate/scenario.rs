@@ -290,10 +290,17 @@ pub enum Keep {
     Fraction(f64),
 }
 
+/// Longest text of a scenario, bytes (4 MiB).
+pub const LARGEST_FILE: usize = 4 << 20;
+
 /// Reads a scenario.
 ///
 /// `name` is the path or name that messages show. Errors: kind usage, with the place, for anything the dialect does not know.
 pub fn parse(name: &str, text: &str) -> Result<Scenario> {
+    if text.len() > LARGEST_FILE {
+        return Err(Error::usage(format!("`{name}` is {} bytes, more than the {LARGEST_FILE} that a scenario may have", text.len()))
+            .hint("use `repeat` and `count` instead of writing every step out"));
+    }
     let reader = Reader { name: name.into(), text: text.into() };
     let root = DeTable::parse(text).map_err(|error| {
         let span = error.span().unwrap_or(0..0);

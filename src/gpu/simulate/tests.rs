@@ -189,7 +189,7 @@ fn a_survivor_pins_its_segment_and_is_named() {
     assert_eq!(phase.pins[0].by, ["small (<t.toml>:8)"]);
     assert_eq!(phase.pinned_by[0].name, "small (line 8)");
     assert_eq!(phase.pinned_by[0].strands, 18 << 20);
-    assert!(text(&report).contains("pins after `p`: 2.00 MiB of `small (line 8)` in 1 segment with 18.00 MiB free"));
+    assert!(text(&report).contains("pins after `p`: 2.00 MiB of `small (line 8)` in 1 segment pin 18.00 MiB free"));
 }
 
 /// The reports of the shipped scenarios, made once.
@@ -303,7 +303,7 @@ fn the_text_tells_the_story() {
     insta::assert_snapshot!(text(&report), @r#"
     t
 
-    card 1.00 GiB, context of the process 0 B, other processes 0 B; rules of torch 2.10 (verified by traces), seed 0
+    card 1.00 GiB, context of the process 0 B, other processes 0 B; rules of torch 2.10 (core rules verified by traces), seed 0
 
     as written
       phase    allocated    reserved  nvidia-smi largest free       pinned  empty_cache  outcome
@@ -346,6 +346,26 @@ proptest::proptest! {
         let changed: String = chars[..at].iter().chain(put.chars().collect::<Vec<_>>().iter()).chain(&chars[end..]).collect();
         if let Err(error) = parse("x", &changed) {
             proptest::prop_assert!(!error.places().is_empty(), "{}", error);
+        }
+    }
+}
+
+#[test]
+fn a_scenario_larger_than_4_mib_is_refused_unread() {
+    let error = parse("s.toml", &"#".repeat((4 << 20) + 1)).unwrap_err();
+    assert_eq!(error.to_string(), "`s.toml` is 4194305 bytes, more than the 4194304 that a scenario may have");
+    assert_eq!((error.exit_code(), error.hints().len()), (2, 1));
+}
+
+#[test]
+fn what_the_holders_pin_is_what_the_table_says() {
+    for report in shipped_reports() {
+        for run in &report.runs {
+            for phase in run.phases.iter().filter(|phase| phase.pinned_by.len() < 8) {
+                let pinned = phase.split.pinned + phase.split.expandable_rest;
+                let strands: u64 = phase.pinned_by.iter().map(|group| group.strands).sum();
+                assert_eq!(strands, pinned, "{} {} {}", report.scenario, run.name, phase.name);
+            }
         }
     }
 }

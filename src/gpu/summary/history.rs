@@ -290,8 +290,8 @@ fn blocks(snapshot: &Snapshot, device: u32, rounding: &Rounding, trust_final: bo
                 if entry.action == Action::FreeRequested {
                     life.released = life.released.min(moment);
                 } else {
-                    // Old versions record completed frees alone.
-                    life.released = if life.released == NEVER || life.released == 0 { moment } else { life.released };
+                    // Without its request: of a block from before the recording the request was there too.
+                    life.released = life.released.min(moment);
                     life.until = moment;
                     open.remove(&entry.addr);
                 }

@@ -363,8 +363,12 @@ fn device_data(snapshot: &Snapshot, device: &DeviceSummary, rounding: &Rounding,
     }
     let ooms: Vec<_> =
         trace.iter().enumerate().filter(|(_, entry)| entry.action == Action::Oom).map(|(at, entry)| json!([at, entry.size])).collect();
-    let marks: Vec<_> =
-        device.timeline.iter().flat_map(|timeline| &timeline.annotations).map(|mark| json!([mark.event, mark.name])).collect();
+    let marks: Vec<_> = device
+        .timeline
+        .iter()
+        .flat_map(|timeline| &timeline.annotations)
+        .map(|mark| json!([mark.event.map_or(0, |event| event + 1), mark.name]))
+        .collect();
     json!({
         "id": device.device,
         "events": history.events,

@@ -21,9 +21,9 @@ use serde::Serialize;
 
 use self::attribution::{Fate, Holder, Rounding, SegmentReport, Split};
 use self::history::{History, NEVER};
-use crate::gpu::human;
 use crate::gpu::trace::frames::{self, Holders};
 use crate::gpu::trace::model::{Action, BlockState, Generation, PoolId, Snapshot, Stage};
+use crate::gpu::{human, plural};
 
 /// What the caller wants and knows.
 #[derive(Debug, Clone)]
@@ -215,8 +215,8 @@ pub struct OomEvent {
 /// An annotation placed among the events.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Mark {
-    /// Number of events before it.
-    pub event: u32,
+    /// Index of the last event before it; `None`: before the first event.
+    pub event: Option<u32>,
     /// START, END, or neither.
     pub stage: Stage,
     /// Its name.
@@ -321,6 +321,7 @@ fn summarise_device(snapshot: &Snapshot, device: u32, rounding: &Rounding, optio
     if impossible > 0 {
         notes.push(format!("{impossible} segments or events have impossible sizes or addresses and are left out: the file is damaged"));
     }
+    notes.extend(crate::gpu::trace::check::contradictions(snapshot, device));
     let trace = snapshot.trace(device);
     let timeline = (!trace.is_empty()).then(|| timeline(snapshot, device, rounding, options, &mut frames, &mut notes));
     if trace.is_empty() {
@@ -330,7 +331,7 @@ fn summarise_device(snapshot: &Snapshot, device: u32, rounding: &Rounding, optio
         notes.push("no frames were recorded: the holders are unknown".into());
     }
     if split.unexplained > 0 {
-        notes.push(format!("blocks and segments disagree about {} bytes", split.unexplained));
+        notes.push(format!("the file is damaged: blocks and segments disagree about {} bytes", split.unexplained));
     }
     if split.private_pools > 0 {
         notes.push("whether a private pool is still in use is not recorded; its free memory counts as kept".into());
@@ -429,8 +430,9 @@ fn timeline(
         .collect();
     if history.contradictions > 0 {
         notes.push(format!(
-            "{} events contradict each other or the final state; the timeline follows the later one",
-            history.contradictions
+            "the file is damaged: {} event{} contradict each other or the final state; the timeline follows the later one",
+            history.contradictions,
+            plural(history.contradictions)
         ));
     }
     if first_time.is_none() {
@@ -482,12 +484,12 @@ fn marks(snapshot: &Snapshot, device: u32) -> Vec<Mark> {
     let mut marks: Vec<Mark> = Vec::new();
     if let Some(times) = times {
         for annotation in snapshot.annotations.iter().filter(|mark| mark.device < 0 || mark.device == i64::from(device)) {
-            let event = times.partition_point(|time| *time <= annotation.time_us) as u32;
+            let event = (times.partition_point(|time| *time <= annotation.time_us) as u32).checked_sub(1);
             marks.push(Mark { event, stage: annotation.stage, name: snapshot.names.text(annotation.name).to_owned() });
         }
     }
     for (at, entry) in trace.iter().enumerate().filter(|(_, entry)| entry.action == Action::Annotate) {
-        marks.push(Mark { event: at as u32 + 1, stage: Stage::Other, name: snapshot.names.text(entry.user_metadata).to_owned() });
+        marks.push(Mark { event: Some(at as u32), stage: Stage::Other, name: snapshot.names.text(entry.user_metadata).to_owned() });
     }
     marks.sort_by_key(|mark| mark.event);
     marks
@@ -501,7 +503,8 @@ fn share(part: u64, whole: u64) -> String {
 pub(crate) fn clean(text: &str) -> String {
     text.chars()
         .map(|c| {
-            if c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c) { '\u{fffd}' } else { c }
+            let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+            if turns || c.is_control() { '\u{fffd}' } else { c }
         })
         .collect()
 }
@@ -581,10 +584,11 @@ fn device_text(out: &mut String, device: &DeviceSummary, top: usize) {
             let pool = if stream.pool == (0, 0) { String::new() } else { format!(", pool {}.{}", stream.pool.0, stream.pool.1) };
             let _ = writeln!(
                 out,
-                "  stream {:#x}{pool}: {} in {} segments, {} allocated",
+                "  stream {:#x}{pool}: {} in {} segment{}, {} allocated",
                 stream.stream,
                 human(stream.split.total()),
                 stream.segments,
+                plural(stream.segments as u64),
                 human(stream.split.allocated)
             );
         }
@@ -594,11 +598,24 @@ fn device_text(out: &mut String, device: &DeviceSummary, top: usize) {
         for holder in device.holders.iter().take(top) {
             let frame = holder.frame.as_deref().unwrap_or("unknown (no frames recorded)");
             let stranded = if holder.stranded_alone > 0 { human(holder.stranded_alone) } else { "-".into() };
-            let _ = writeln!(out, "  {:>12} in {:>5} blocks  {stranded:>12}  {}", human(holder.bytes), holder.blocks, shorten(frame, 80));
+            let _ = writeln!(
+                out,
+                "  {:>12} in {:>5} block{:<1}  {stranded:>12}  {}",
+                human(holder.bytes),
+                holder.blocks,
+                plural(holder.blocks as u64),
+                shorten(frame, 80)
+            );
         }
         if device.holders.len() > top {
             let rest: u64 = device.holders[top..].iter().map(|holder| holder.bytes).sum();
-            let _ = writeln!(out, "  {:>12} in {} more holders", human(rest), device.holders.len() - top);
+            let _ = writeln!(
+                out,
+                "  {:>12} in {} more holder{}",
+                human(rest),
+                device.holders.len() - top,
+                plural((device.holders.len() - top) as u64)
+            );
         }
     }
     let mut pinned: Vec<&SegmentReport> = device.segments.iter().filter(|segment| segment.split.pinned > 0).collect();
@@ -627,7 +644,7 @@ fn device_text(out: &mut String, device: &DeviceSummary, top: usize) {
         }
         if pinned.len() > top {
             let rest: u64 = pinned[top..].iter().map(|segment| segment.split.pinned).sum();
-            let _ = writeln!(out, "  {} more segments with {} free", pinned.len() - top, human(rest));
+            let _ = writeln!(out, "  {} more segment{} with {} free", pinned.len() - top, plural((pinned.len() - top) as u64), human(rest));
         }
     }
     if let Some(timeline) = &device.timeline {
@@ -639,7 +656,7 @@ fn device_text(out: &mut String, device: &DeviceSummary, top: usize) {
 }
 
 fn timeline_text(out: &mut String, timeline: &Timeline, top: usize) {
-    let _ = write!(out, "\nrecording: {} events", timeline.events);
+    let _ = write!(out, "\nrecording: {} event{}", timeline.events, plural(u64::from(timeline.events)));
     if let Some(us) = timeline.duration_us {
         let _ = write!(out, " in {:.3} s", us as f64 / 1e6);
     }
@@ -666,13 +683,20 @@ fn timeline_text(out: &mut String, timeline: &Timeline, top: usize) {
         out.push_str("  held at the active peak\n");
         for holder in timeline.holders_at_peak.iter().take(top) {
             let frame = holder.frame.as_deref().unwrap_or("unknown (allocated before the recording, or no frames)");
-            let _ = writeln!(out, "    {:>12} in {:>5} blocks  {}", human(holder.bytes), holder.blocks, shorten(frame, 80));
+            let _ = writeln!(
+                out,
+                "    {:>12} in {:>5} block{:<1}  {}",
+                human(holder.bytes),
+                holder.blocks,
+                plural(holder.blocks as u64),
+                shorten(frame, 80)
+            );
         }
     }
     for oom in &timeline.ooms {
         let _ = writeln!(
             out,
-            "  out of memory after event {}: wanted {}, the card had {} left, PyTorch had {} reserved{}",
+            "  out of memory at event {}: wanted {}, the card had {} left, PyTorch had {} reserved{}",
             oom.event,
             human(oom.wanted),
             human(oom.device_free),

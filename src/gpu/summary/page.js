@@ -182,7 +182,7 @@
   }
   const full = () => { const a = xOf(0), b = xOf(d.events); return [a, b > a ? b : a + 1]; };
   function axisText(x) {
-    if (state.axis !== "time" || !d.time) return count(Math.round(x));
+    if (state.axis !== "time" || !d.time) return x < 0.5 ? "start" : count(Math.round(x) - 1);
     const s = x / 1e6;
     return (Math.abs(state.x1 - state.x0) < 1e4 ? (x / 1e3).toFixed(3) + " ms" : s.toFixed(3) + " s");
   }
@@ -259,7 +259,7 @@
     g.fillStyle = css("--fg"); g.fillText("reserved", LEFT + 36, TOP + 10); g.fillText("highest in use", LEFT + 124, TOP + 10);
     g.textBaseline = "bottom";
     if (showTotal) { const yy = Math.round(y(d.capacity)) + 0.5; g.strokeStyle = css("--soft"); g.setLineDash([2, 4]); g.beginPath(); g.moveTo(LEFT, yy); g.lineTo(w - 4, yy); g.stroke(); g.setLineDash([]); g.fillStyle = css("--soft"); g.textAlign = "right"; g.fillText("card: " + bytes(d.capacity), w - 8, yy - 2); }
-    for (const oom of d.ooms) { const x = LEFT + (xOf(oom[0]) - x0) / (x1 - x0) * plotW; if (x >= LEFT && x <= w) { g.fillStyle = css("--mark"); g.fillRect(x - 1, TOP, 2, plotH); g.textAlign = "left"; g.fillText("out of memory", x + 4, TOP + 14); } }
+    for (const oom of d.ooms) { const x = LEFT + (xOf(oom[0] + 1) - x0) / (x1 - x0) * plotW; if (x >= LEFT && x <= w) { g.fillStyle = css("--mark"); g.fillRect(x - 1, TOP, 2, plotH); g.textAlign = "left"; g.fillText("out of memory", x + 4, TOP + 14); } }
     picture = document.createElement("canvas");
     picture.width = c.width; picture.height = c.height;
     picture.getContext("2d").drawImage(c, 0, 0);
@@ -484,10 +484,11 @@
   function drawNotes() {
     const box = $("notes");
     box.replaceChildren();
+    if (!d.events) box.append(make("p", "No events were recorded: the page shows the moment of the snapshot, and no time before it."));
     for (const note of [...data.notes, ...d.notes]) box.append(make("p", note));
     const marks = $("annotations");
     marks.replaceChildren();
-    for (const [event, text] of d.marks.slice(0, 400)) { const b = make("button", count(event) + " " + text); b.type = "button"; b.addEventListener("click", () => moveTo(event)); marks.append(b); }
+    for (const [event, text] of d.marks.slice(0, 400)) { const b = make("button", (event ? "after event " + count(event - 1) : "before the first event") + ": " + text); b.type = "button"; b.addEventListener("click", () => moveTo(event)); marks.append(b); }
   }
 
   // ---------------------------------------------------------------- moving
@@ -505,7 +506,7 @@
   }
   function words() {
     const p = state.p, when = d.time && p > 0 ? ", " + ((d.time[p] - d.time[0]) / 1e3).toFixed(3) + " ms" : "";
-    const at = p === 0 ? "before the first event" : "after event " + count(p - 1) + " of " + count(d.events);
+    const at = p === 0 ? "before the first event" : "after event " + count(p - 1) + " (of 0 to " + count(d.events - 1) + ")";
     const text = at + when + ": allocated " + bytes(d.allocated[p]) + ", active " + bytes(d.active[p]) + ", reserved " + bytes(d.reserved[p]);
     $("where").textContent = text;
     for (const e of document.querySelectorAll(".at")) e.textContent = at;
@@ -531,7 +532,7 @@
     alive((i) => { const a = blockAddress(i); if (a <= offset && offset < a + d.bSize[i]) state.block = i; });
   }
   function saveHash() {
-    const parts = ["event=" + state.p];
+    const parts = ["event=" + (state.p - 1)]; // -1: before the first event
     if (state.dev) parts.push("dev=" + state.dev);
     if (state.group !== "user") parts.push("group=" + state.group);
     if (state.axis !== "event") parts.push("axis=" + state.axis);
@@ -546,6 +547,18 @@
     [state.x0, state.x1] = full();
     $("slider").max = d.events;
     search(); regroup(); drawSplit(); drawPins(); drawNotes();
+  }
+
+  // ---------------------------------------------------------------- nothing to show
+  if (!data.devices.length) {
+    document.title = $("title").textContent = "GPU memory: " + data.title;
+    $("notes").replaceChildren(make("p", "The snapshot holds no segments and no events, so there is nothing to show."), ...data.notes.map((note) => make("p", note)));
+    for (const section of document.querySelectorAll("main > section")) section.hidden = true;
+    for (const control of $("controls").children) if (control.id !== "theme") control.hidden = true;
+    $("theme").addEventListener("click", () => { const root = document.documentElement; root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark"; });
+    drawCompare();
+    document.documentElement.dataset.ready = "1";
+    return;
   }
 
   // ---------------------------------------------------------------- wiring
@@ -587,7 +600,6 @@
     }
     e.preventDefault();
   };
-  chart.addEventListener("keydown", keys);
   $("slider").addEventListener("input", (e) => moveTo(Number(e.target.value)));
   $("peak").addEventListener("click", () => moveTo(d.peak));
   $("zoom-in").addEventListener("click", () => zoom(0.5, xOf(state.p)));
@@ -653,6 +665,8 @@
     if (e.key === "/") { e.preventDefault(); $("query").focus(); }
     else if (e.key === "?") { e.preventDefault(); $("help").showModal(); }
     else if (e.key === "p" || e.key === "P") moveTo(d.peak);
+    // The flame graph, the map and the slider have arrow keys of their own; everywhere else keys move through the recording.
+    else if (!e.defaultPrevented && !$("help").open && ![flame, map].includes(e.target) && !(e.target.tagName === "BUTTON" && e.key === " ")) keys(e);
   });
   new ResizeObserver(() => { if (d) schedule(true); }).observe($("s-time"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => schedule(true));
@@ -667,14 +681,13 @@
     const dev = Number(want.get("dev") || 0);
     choose(Number.isInteger(dev) && data.devices[dev] ? dev : 0);
     const event = want.get("event");
-    if (event !== null && Number.isFinite(Number(event))) state.p = Math.max(0, Math.min(d.events, Math.round(Number(event))));
+    if (event !== null && Number.isFinite(Number(event))) state.p = Math.max(0, Math.min(d.events, Math.round(Number(event)) + 1));
     $("device").value = state.dev;
     findAddress();
   }
   document.title = "GPU memory: " + data.title;
   $("title").textContent = "GPU memory: " + data.title;
   data.devices.forEach((dev, i) => { const o = make("option", String(dev.id)); o.value = i; $("device").append(o); });
-  if (!data.devices.length) { $("notes").append(make("p", "The snapshot holds no device.")); document.documentElement.dataset.ready = "1"; return; }
   fromHash();
   addEventListener("hashchange", () => { fromHash(); schedule(true); });
   drawCompare();

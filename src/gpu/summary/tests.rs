@@ -198,11 +198,11 @@ fn each_cause_is_told_apart() {
 
     streams and pools
       stream 0x0: 202.00 MiB in 5 segments, 48.50 MiB allocated
-      stream 0x0, pool 1.7: 20.00 MiB in 1 segments, 0 B allocated
+      stream 0x0, pool 1.7: 20.00 MiB in 1 segment, 0 B allocated
 
     holders; what each strands: free memory in segments that nobody else uses
          67.00 MiB in     4 blocks     10.00 MiB  train (/home/me/train.py:12)
-          2.00 MiB in     1 blocks     18.00 MiB  remember (/home/me/hooks.py:3)
+          2.00 MiB in     1 block      18.00 MiB  remember (/home/me/hooks.py:3)
 
     pinned segments: 2, the largest hole first
       18.00 MiB of 20.00 MiB free at 0x10000000, held by 2.00 MiB in 1 block
@@ -436,4 +436,18 @@ proptest::proptest! {
         text(&summary, 3);
         html::page(&snapshot, &summary, "x", &[]);
     }
+}
+
+#[test]
+fn a_free_that_completes_alone_was_requested_before_the_recording() {
+    for (name, snapshot) in real().iter().filter(|(name, _)| name == "format-v0-history.pickle") {
+        let timeline = summarise(snapshot, &Options::default()).devices.remove(0).timeline.unwrap();
+        assert_eq!(timeline.peak_allocated.bytes, 5_683_450_880, "{name}");
+        assert_eq!(timeline.peak_active.bytes, 5_692_347_392, "{name}");
+    }
+}
+
+#[test]
+fn characters_that_turn_text_around_do_not_come_out() {
+    assert_eq!(clean("a\u{202e}b\u{2066}c\u{9b}d\u{1b}[31m\u{200f}e"), "a\u{fffd}b\u{fffd}c\u{fffd}d\u{fffd}[31m\u{fffd}e");
 }

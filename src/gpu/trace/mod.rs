@@ -11,6 +11,8 @@ pub mod model;
 /// Files to [`model::Snapshot`]: pickle (a closed set of opcodes) and JSON.
 pub mod read;
 
+/// Whether a file agrees with itself.
+pub mod check;
 mod drive;
 /// Which frame of an allocation names its holder.
 pub mod frames;

@@ -919,7 +919,6 @@ impl Builder {
                     snapshot.segments = self.take_segments(value)?;
                 }
                 Some(Key::DeviceTraces) => {
-                    found = true;
                     snapshot.traces = self.take_traces(value)?;
                 }
                 Some(Key::Settings) => {
@@ -960,7 +959,7 @@ impl Builder {
             }
         }
         if !found {
-            return Err(Error::failure("the file has neither `segments` nor `device_traces`, so it is no allocator snapshot")
+            return Err(Error::failure("the file has no `segments`, so it is no allocator snapshot")
                 .hint("a snapshot is written by torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")"));
         }
         let blocks = snapshot.segments.iter().any(|segment| !segment.blocks.is_empty());

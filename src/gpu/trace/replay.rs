@@ -123,6 +123,8 @@ pub struct Fidelity {
     pub final_blocks: u64,
     /// Those that the allocator ends with: same address, size, state and stream.
     pub final_blocks_exact: u64,
+    /// Kinds of contradictions within the file's segments (`check::contradictions`).
+    pub contradictions: u64,
     /// The first difference, in words.
     pub first_difference: Option<Difference>,
 }
@@ -130,7 +132,7 @@ pub struct Fidelity {
 impl Fidelity {
     /// Whether every decision came out as recorded.
     pub fn is_exact(&self) -> bool {
-        self.decisions_exact() == self.decisions() && self.extra_driver_calls == 0 && self.unknown_frees == 0
+        self.decisions_exact() == self.decisions() && self.extra_driver_calls == 0 && self.unknown_frees == 0 && self.contradictions == 0
     }
 
     /// Number of decisions that can be compared (blocks at the end are a consequence, not a decision).

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use super::check;
 use super::frames;
 use super::model::{Action, BlockState, FrameId, Generation, PoolId, SizeClass, Snapshot, StackId};
 use super::replay::{self, Fidelity, Outcome, Peaks, Replayer, Totals, tag_stack};
@@ -12,7 +13,8 @@ use super::start::{Cutting, StartState, reconstruct};
 use crate::error::{Error, Result};
 use crate::gpu::alloc::sizes::{ROUNDUP_INTERVALS, round_size};
 use crate::gpu::alloc::{self, AllocConfig, Evidence, Policy, TieBreak, TorchVersion};
-use crate::gpu::human;
+use crate::gpu::summary::clean;
+use crate::gpu::{human, plural};
 
 /// What to replay, and how much to tell.
 #[derive(Debug, Clone, Default)]
@@ -53,6 +55,10 @@ pub struct PolicyReport {
     pub tie_break: TieBreak,
     /// What the core rules of that version rest on.
     pub evidence: Evidence,
+    /// What that means for this recording, in words.
+    pub standing: String,
+    /// Settings of the recording that no recorded trace reaches.
+    pub unproven_settings: Vec<&'static str>,
     /// Why these.
     pub because: String,
     /// Whether the recording tells the candidates apart.
@@ -279,6 +285,44 @@ pub struct Replayed {
     pub outcome: Outcome,
     /// Remarks.
     pub notes: Vec<String>,
+    /// Where the file contradicts itself.
+    pub contradictions: Vec<String>,
+}
+
+/// The settings that a configuration changes and that no recorded trace reaches under the rules of `policy`.
+fn unproven_settings(policy: &Policy, config: &AllocConfig) -> Vec<&'static str> {
+    let table = policy.table();
+    let mut keys = config.differing_keys(&AllocConfig::default());
+    keys.retain(|key| {
+        let row = rule_of(key).and_then(|rule| table.iter().find(|row| row.rule == rule));
+        row.is_some_and(|row| !row.evidence.is_verified())
+    });
+    keys
+}
+
+/// What the rules rest on, for one recording: nothing is verified by a recording without decisions or one that does not come out.
+fn standing(policy: &Policy, unproven: &[&str], fidelity: &Fidelity) -> String {
+    let core = policy.core_evidence();
+    if fidelity.decisions() == 0 {
+        return "nothing verified here: the recording has no decisions to compare".to_owned();
+    }
+    if !fidelity.is_exact() {
+        return "nothing verified here: the replay is not exact".to_owned();
+    }
+    if unproven.is_empty() { core.to_string() } else { format!("core rules {core}, settings unverified ({})", unproven.join(", ")) }
+}
+
+/// The rule of the policy table that a configuration key brings into play.
+pub(super) fn rule_of(key: &str) -> Option<&'static str> {
+    Some(match key {
+        "max_split_size_mb" | "max_non_split_rounding_mb" => "split-limit",
+        "roundup_power2_divisions" => "roundup-divisions",
+        "garbage_collection_threshold" => "garbage-collection",
+        "expandable_segments" | "expandable_segments_reserve" => "expandable-segments",
+        "large_segment_size_mb" => "large-segment-size",
+        "per_process_memory_fraction" => "memory-fraction",
+        _ => return None,
+    })
 }
 
 impl Replayed {
@@ -294,6 +338,7 @@ impl Replayed {
 /// The device does not exist; the recorded state is impossible.
 pub fn detect(snapshot: &Snapshot, options: &ReplayOptions) -> Result<Replayed> {
     let device = options.device.unwrap_or_else(|| main_device(snapshot));
+    let contradictions = check::contradictions(snapshot, device);
     let absent = !snapshot.devices().contains(&device);
     if absent && (options.device.is_some() || !snapshot.devices().is_empty()) {
         let known = snapshot.devices().iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
@@ -314,7 +359,8 @@ pub fn detect(snapshot: &Snapshot, options: &ReplayOptions) -> Result<Replayed> 
     let mut best: Option<(Policy, StartState, Outcome)> = None;
     let mut tried = Vec::new();
     for policy in candidates {
-        let (start, outcome) = run_settling(snapshot, device, policy, &config)?;
+        let (start, mut outcome) = run_settling(snapshot, device, policy, &config)?;
+        outcome.fidelity.contradictions = contradictions.len() as u64;
         let score = score(&outcome.fidelity);
         tried.push(Tried {
             version: policy.version.to_string(),
@@ -345,10 +391,15 @@ pub fn detect(snapshot: &Snapshot, options: &ReplayOptions) -> Result<Replayed> 
         format!("only {named} reproduces the recording")
     } else if fidelity.is_exact() {
         format!("{named} reproduces the recording; so do the other candidates, the recording does not tell them apart")
+    } else if fidelity.contradictions > 0 {
+        format!("the file contradicts itself, so nothing shows which rules hold; {named} is assumed")
     } else {
         format!("no candidate reproduces the recording; {named} comes closest")
     };
+    let unproven = unproven_settings(&policy, &config);
     let why = PolicyReport {
+        standing: standing(&policy, &unproven, fidelity),
+        unproven_settings: unproven,
         version: policy.version.to_string(),
         tie_break: policy.tie_break,
         evidence: policy.core_evidence(),
@@ -356,7 +407,7 @@ pub fn detect(snapshot: &Snapshot, options: &ReplayOptions) -> Result<Replayed> 
         decided_by_recording: decided,
         tried,
     };
-    Ok(Replayed { device, config, start, policy, why, outcome, notes })
+    Ok(Replayed { device, config, start, policy, why, outcome, notes, contradictions })
 }
 
 fn driver_exact(f: &Fidelity) -> u64 {
@@ -484,6 +535,7 @@ pub fn report(snapshot: &Snapshot, options: &ReplayOptions) -> Result<ReplayRepo
     let peaks = replayed.outcome.peaks;
     fragmentation.utilisation_per_10000 = share(peaks.allocated.bytes, peaks.reserved.bytes);
     let mut warnings = snapshot.warnings.clone();
+    warnings.extend(replayed.contradictions.iter().cloned());
     warnings.extend(replayed.notes.iter().cloned());
     let mut streams: Vec<u64> = replayed.start.segments.iter().map(|segment| segment.stream).collect();
     streams.sort_unstable();
@@ -532,12 +584,19 @@ impl ReplayReport {
     pub fn text(&self) -> String {
         let mut out = String::new();
         let f = &self.fidelity;
-        let _ = writeln!(out, "replay of device {} ({} events, layout {:?})", self.device, self.events, self.generation);
+        let _ =
+            writeln!(out, "replay of device {} ({} event{}, layout {:?})", self.device, self.events, plural(self.events), self.generation);
         let _ = writeln!(out);
-        if f.addresses == 0 {
+        if f.contradictions > 0 && f.addresses == 0 {
+            let _ = writeln!(out, "fidelity: NOT exact, the file contradicts itself; nothing to compare, the recording has no allocations");
+        } else if f.addresses == 0 {
             let _ = writeln!(out, "fidelity: nothing to compare, the recording has no allocations");
         } else {
-            let verdict = if self.exact { "exact" } else { "NOT exact" };
+            let verdict = match (self.exact, f.contradictions) {
+                (true, _) => "exact",
+                (false, 0) => "NOT exact",
+                (false, _) => "NOT exact, the file contradicts itself",
+            };
             let _ = writeln!(out, "fidelity: {verdict}");
             let mut row = |name: &str, exact: u64, all: u64| {
                 if all > 0 {
@@ -562,12 +621,12 @@ impl ReplayReport {
                     writeln!(out, "  first difference at event {} ({}): {}", difference.event, difference.action.name(), difference.what);
             }
         }
-        let _ = writeln!(out, "rules: torch {}, {}", self.policy.version, self.policy.evidence);
+        let _ = writeln!(out, "rules: torch {}, {}", self.policy.version, self.policy.standing);
         let _ = writeln!(out, "  {}", self.policy.because);
         let conf = match (self.conf_recorded, self.conf.as_str()) {
             (false, _) => "not recorded, defaults assumed".to_owned(),
             (true, "") => "defaults".to_owned(),
-            (true, conf) => conf.to_owned(),
+            (true, conf) => clean(conf),
         };
         let _ = writeln!(out, "configuration: {conf}");
         let _ = writeln!(out);
@@ -586,10 +645,11 @@ impl ReplayReport {
         let _ = writeln!(out, "utilisation: {} (peak allocated of peak reserved)", percent(g.utilisation_per_10000));
         let _ = writeln!(
             out,
-            "reserved but unallocated at the end: {} = {} pinned in {} segments, {} idle, {} waiting for streams",
+            "reserved but unallocated at the end: {} = {} pinned in {} segment{}, {} idle, {} waiting for streams",
             human(g.unallocated),
             human(g.pinned),
             g.pinned_segments,
+            plural(g.pinned_segments),
             human(g.idle),
             human(g.pending)
         );
@@ -604,7 +664,14 @@ impl ReplayReport {
         if !self.holders_at_peak.is_empty() {
             let _ = writeln!(out, "\nlargest holders at the peak of allocated bytes:");
             for holder in &self.holders_at_peak {
-                let _ = writeln!(out, "  {:>12} {:>6} blocks  {}", human(holder.bytes), holder.blocks, holder.frame);
+                let _ = writeln!(
+                    out,
+                    "  {:>12} {:>6} block{:<1}  {}",
+                    human(holder.bytes),
+                    holder.blocks,
+                    plural(holder.blocks),
+                    clean(&holder.frame)
+                );
             }
         }
         if !self.pinned.is_empty() {
@@ -612,20 +679,21 @@ impl ReplayReport {
             for segment in &self.pinned {
                 let _ = writeln!(
                     out,
-                    "  {:#x}  {:>12} free of {:>12}, pinned by {} in {} blocks",
+                    "  {:#x}  {:>12} free of {:>12}, pinned by {} in {} block{}",
                     segment.address,
                     human(segment.free),
                     human(segment.size),
                     human(segment.live),
-                    segment.live_blocks
+                    segment.live_blocks,
+                    plural(segment.live_blocks)
                 );
                 if let Some(holder) = segment.holders.first() {
-                    let _ = writeln!(out, "      {:>12}  {}", human(holder.bytes), holder.frame);
+                    let _ = writeln!(out, "      {:>12}  {}", human(holder.bytes), clean(&holder.frame));
                 }
             }
         }
         for note in self.start.notes.iter().chain(&self.warnings) {
-            let _ = writeln!(out, "\nnote: {note}");
+            let _ = writeln!(out, "\nnote: {}", clean(note));
         }
         out
     }

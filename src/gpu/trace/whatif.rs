@@ -11,6 +11,7 @@
 //! * Releases. Those by the program stay where they were. Those by a request that ran short are kept when no capacity is given, and
 //!   left to the model when one is.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
@@ -20,12 +21,13 @@ use super::drive::{AddressOrder, Model};
 use super::frames;
 use super::model::{Action, BlockState, PoolId, Snapshot, StackId, TraceEntry};
 use super::replay::{self, AddressMap, Fidelity, malloc_in};
-use super::report::{ReplayOptions, Replayed, detect, share};
+use super::report::{ReplayOptions, Replayed, detect, rule_of, share};
 use super::start::StartState;
 use crate::error::{Error, Result};
 use crate::gpu::alloc::config::Surroundings;
 use crate::gpu::alloc::{AllocConfig, AllocError, DeviceAllocator, Evidence, Policy, TorchVersion};
-use crate::gpu::human;
+use crate::gpu::summary::clean;
+use crate::gpu::{human, plural};
 
 /// What to ask.
 #[derive(Debug, Clone, Default)]
@@ -123,8 +125,10 @@ pub struct OneRun {
 /// The answer for one configuration.
 #[derive(Debug, Clone, Serialize)]
 pub struct ConfResult {
-    /// The configuration as asked; empty: defaults.
+    /// The configuration in its shortest form; empty: defaults.
     pub conf: String,
+    #[serde(skip)]
+    config: AllocConfig,
     /// How the beginning was laid out.
     pub beginning: Beginning,
     /// Highest reserved bytes.
@@ -176,6 +180,8 @@ pub struct Baseline {
     pub version: String,
     /// What the core rules rest on.
     pub evidence: Evidence,
+    /// What that means for this recording, in words.
+    pub standing: String,
 }
 
 /// A line to export.
@@ -379,6 +385,18 @@ impl<'a> Program<'a> {
         Ok(program)
     }
 
+    /// What of the state at the beginning fits on a card of `capacity` bytes, and whether it does. A cache that leaves no room would
+    /// have been given back before a request failed, so segments in which nothing lives are left out where the whole does not fit.
+    fn fitting(&self, capacity: Option<u64>) -> (Cow<'a, StartState>, bool) {
+        let Some(capacity) = capacity.filter(|capacity| self.start.reserved() > *capacity) else {
+            return (Cow::Borrowed(self.start), true);
+        };
+        let mut start = self.start.clone();
+        start.segments.retain(|segment| segment.blocks.iter().any(|block| block.state != BlockState::Inactive));
+        let fits = start.reserved() <= capacity;
+        (Cow::Owned(start), fits)
+    }
+
     /// Runs the program once.
     fn run(
         &self,
@@ -397,12 +415,19 @@ impl<'a> Program<'a> {
         let mut allocator = DeviceAllocator::new(driver, policy, config);
         let mut addresses = vec![0_u64; self.slots];
         let mut ran_out = None;
+        let mut impossible = 0;
         let fatal = |error: AllocError| Error::from(error).context("the model of the card failed");
         match beginning {
             Beginning::AsRecorded => {
-                if !self.start.segments.is_empty() {
-                    allocator.restore(&replay::seeds(self.start)).map_err(fatal)?;
-                    allocator.driver().adopt(self.start.segments.iter().map(|segment| (segment.address, segment.size, segment.expandable)));
+                let (start, fits) = self.fitting(capacity);
+                if !start.segments.is_empty() {
+                    allocator.restore(&replay::seeds(&start)).map_err(fatal)?;
+                    allocator.driver().adopt(start.segments.iter().map(|segment| (segment.address, segment.size, segment.expandable)));
+                }
+                if !fits {
+                    // What lived at the beginning would not have been there.
+                    impossible = 1;
+                    ran_out = Some(self.ran_out(&allocator, (None, None, start.reserved(), StackId::EMPTY), order));
                 }
                 for (slot, segment, block) in &self.begin {
                     addresses[*slot as usize] = self.start.segments[*segment].blocks[*block].address;
@@ -478,7 +503,7 @@ impl<'a> Program<'a> {
             peak_allocated: stats.allocated_bytes.all.peak,
             end_reserved: stats.reserved_bytes.all.current,
             retries: stats.num_alloc_retries,
-            ooms: stats.num_ooms + stats.num_oom_rejections,
+            ooms: stats.num_ooms + stats.num_oom_rejections + impossible,
             driver_allocs: stats.num_device_alloc,
             ran_out,
         })
@@ -548,19 +573,6 @@ fn run_all(program: &Program, policy: Policy, capacity: Option<u64>, asked: &[(&
     Ok(answers)
 }
 
-/// The rule of the policy table that a configuration key brings into play.
-fn rule_of(key: &str) -> Option<&'static str> {
-    Some(match key {
-        "max_split_size_mb" | "max_non_split_rounding_mb" => "split-limit",
-        "roundup_power2_divisions" => "roundup-divisions",
-        "garbage_collection_threshold" => "garbage-collection",
-        "expandable_segments" | "expandable_segments_reserve" => "expandable-segments",
-        "large_segment_size_mb" => "large-segment-size",
-        "per_process_memory_fraction" => "memory-fraction",
-        _ => return None,
-    })
-}
-
 fn result(asked: &Asked, runs: Vec<OneRun>, beginning: Beginning, reference: Span, policy: &Policy) -> ConfResult {
     let span = |value: fn(&OneRun) -> u64| Span::of(runs.iter().map(value));
     let peak_reserved = span(|run| run.peak_reserved);
@@ -578,6 +590,7 @@ fn result(asked: &Asked, runs: Vec<OneRun>, beginning: Beginning, reference: Spa
     }
     ConfResult {
         conf: asked.conf.clone(),
+        config: asked.config.clone(),
         beginning,
         peak_reserved,
         peak_allocated: span(|run| run.peak_allocated),
@@ -604,7 +617,7 @@ fn parse(conf: &str, policy: &Policy, options: &WhatIfOptions) -> Result<Asked> 
     if config.per_process_memory_fraction < 1.0 && options.capacity.is_none() {
         texts.push("`per_process_memory_fraction` is a part of the card: give its size with `--capacity`".to_owned());
     }
-    Ok(Asked { conf: conf.to_owned(), config, warnings: texts })
+    Ok(Asked { conf: config.to_string(), config, warnings: texts })
 }
 
 /// Whether the recorded layout can stand under this configuration.
@@ -648,8 +661,7 @@ pub fn what_if(snapshot: &Snapshot, options: &WhatIfOptions) -> Result<WhatIfRep
     let replayed = detect(snapshot, &ReplayOptions { device: options.device, version: options.version, ..ReplayOptions::default() })?;
     let policy = replayed.policy;
     let program = Program::new(snapshot, &replayed)?;
-    let recorded_conf = snapshot.settings.as_ref().map_or(String::new(), |settings| settings.conf.clone());
-    let recorded = Asked { conf: recorded_conf, config: replayed.config.clone(), warnings: Vec::new() };
+    let recorded = Asked { conf: replayed.config.to_string(), config: replayed.config.clone(), warnings: Vec::new() };
     let mut asked = Vec::new();
     for conf in &options.confs {
         asked.push(parse(conf, &policy, options)?);
@@ -676,7 +688,7 @@ pub fn what_if(snapshot: &Snapshot, options: &WhatIfOptions) -> Result<WhatIfRep
     let reference_anew = Span::of(anew.iter().map(|run| run.peak_reserved));
     // The baseline is checked without a capacity, against the recorded addresses.
     let checked = program.run(policy, &recorded.config, None, AddressOrder::Recorded, Beginning::AsRecorded)?;
-    let recorded_result = result(&recorded, as_recorded, Beginning::AsRecorded, reference, &policy);
+    let mut recorded_result = result(&recorded, as_recorded, Beginning::AsRecorded, reference, &policy);
     let mut results: Vec<ConfResult> = asked
         .iter()
         .zip(answers)
@@ -686,19 +698,15 @@ pub fn what_if(snapshot: &Snapshot, options: &WhatIfOptions) -> Result<WhatIfRep
             result(asked, runs, *beginning, reference, &policy)
         })
         .collect();
-    let order = |a: &ConfResult, b: &ConfResult| {
-        (a.ran_out_in, std::cmp::Reverse(a.gain), a.conf.len(), &a.conf).cmp(&(
-            b.ran_out_in,
-            std::cmp::Reverse(b.gain),
-            b.conf.len(),
-            &b.conf,
-        ))
-    };
-    results[explicit..].sort_by(order);
+    results[explicit..].sort_by(|a, b| (rank(a), &a.conf).cmp(&(rank(b), &b.conf)));
+    let mut warnings = snapshot.warnings.clone();
+    if let Some(capacity) = options.capacity {
+        cramped(&program, capacity, &mut recorded_result, &mut results, &mut warnings);
+    }
     let baseline = baseline(&replayed, &checked, &recorded_result, options);
     let (recommendation, no_recommendation) = recommend(&replayed, &baseline, &recorded_result, &results, options);
-    let mut warnings = snapshot.warnings.clone();
     warnings.extend(replayed.notes.iter().cloned());
+    warnings.extend(replayed.contradictions.iter().cloned());
     warnings.extend(replayed.start.notes.iter().cloned());
     if program.recorded_ooms > 0 && options.capacity.is_none() {
         let mut text =
@@ -722,6 +730,42 @@ pub fn what_if(snapshot: &Snapshot, options: &WhatIfOptions) -> Result<WhatIfRep
     })
 }
 
+/// Best first: runs out least, saves most; of equals the one that changes least: fewest settings, the highest split limit, the most
+/// divisions (which round least).
+fn rank(result: &ConfResult) -> (usize, std::cmp::Reverse<i64>, usize, std::cmp::Reverse<u64>, std::cmp::Reverse<u32>) {
+    let config = &result.config;
+    let settings = config.differing_keys(&AllocConfig::default()).len();
+    let limit = config.max_split_size.unwrap_or(u64::MAX);
+    let divisions = config.roundup_power2_divisions.iter().copied().max().unwrap_or(0);
+    (result.ran_out_in, std::cmp::Reverse(result.gain), settings, std::cmp::Reverse(limit), std::cmp::Reverse(divisions))
+}
+
+/// Tells where the recorded beginning, or a peak, is larger than the card.
+fn cramped(program: &Program<'_>, capacity: u64, recorded: &mut ConfResult, results: &mut [ConfResult], warnings: &mut Vec<String>) {
+    let (start, fits) = program.fitting(Some(capacity));
+    let dropped = program.start.reserved() - start.reserved();
+    if dropped > 0 {
+        warnings.push(format!(
+            "the recording began with {} reserved, more than the card of {}: {} of idle cache are left out, because the allocator would have given them back",
+            human(program.start.reserved()),
+            human(capacity),
+            human(dropped)
+        ));
+    }
+    if !fits {
+        warnings.push(format!(
+            "impossible on this card: segments of {} were in use when the recording began, and the card has {}",
+            human(start.reserved()),
+            human(capacity)
+        ));
+    }
+    for result in std::iter::once(recorded).chain(results) {
+        if result.peak_reserved.max > capacity {
+            result.warnings.push(format!("impossible: the peak of {} is more than the card has", human(result.peak_reserved.max)));
+        }
+    }
+}
+
 fn baseline(replayed: &Replayed, checked: &OneRun, recorded: &ConfResult, options: &WhatIfOptions) -> Baseline {
     let fidelity = replayed.outcome.fidelity.clone();
     let told = replayed.outcome.recorded_reserved_peak.bytes;
@@ -729,7 +773,8 @@ fn baseline(replayed: &Replayed, checked: &OneRun, recorded: &ConfResult, option
     let mut explanation = if !replayed.has_evidence() {
         "the recording has no allocations, so nothing shows that the model holds".to_owned()
     } else if !fidelity.is_exact() {
-        let first = fidelity.first_difference.as_ref().map_or(String::new(), |difference| format!(": {}", difference.what));
+        let first = fidelity.first_difference.as_ref().map(|difference| difference.what.clone());
+        let first = first.or_else(|| replayed.contradictions.first().cloned()).map_or(String::new(), |what| format!(": {what}"));
         format!("the model does not reproduce the recording, so what it says about other configurations is a guess{first}")
     } else if checked.peak_reserved != told {
         format!(
@@ -752,6 +797,7 @@ fn baseline(replayed: &Replayed, checked: &OneRun, recorded: &ConfResult, option
         explanation,
         version: replayed.policy.version.to_string(),
         evidence: replayed.policy.core_evidence(),
+        standing: replayed.why.standing.clone(),
     }
 }
 
@@ -770,7 +816,12 @@ fn recommend(
         return (None, None);
     }
     if !replayed.has_evidence() {
-        return no("the recording has no allocations, so there is nothing to check the model against".to_owned());
+        let what = if replayed.outcome.events == 0 {
+            "events, so there is nothing to predict"
+        } else {
+            "allocations, so there is nothing to check the model against"
+        };
+        return no(format!("the recording has no {what}"));
     }
     if !baseline.exact {
         return no(format!("the baseline does not hold: {}", baseline.explanation));
@@ -778,9 +829,7 @@ fn recommend(
     if !baseline.evidence.is_verified() {
         return no(format!("the rules of torch {} are {}", baseline.version, baseline.evidence));
     }
-    let best = results.iter().filter(|result| result.warnings.is_empty()).min_by(|a, b| {
-        (a.ran_out_in, std::cmp::Reverse(a.gain), a.conf.len()).cmp(&(b.ran_out_in, std::cmp::Reverse(b.gain), b.conf.len()))
-    });
+    let best = results.iter().filter(|result| result.warnings.is_empty()).min_by_key(|result| rank(result));
     let Some(best) = best else { return no("every configuration asked about has a warning".to_owned()) };
     let avoids = recorded.ran_out_in > 0 && best.ran_out_in == 0;
     if best.ran_out_in > 0 && best.ran_out_in >= recorded.ran_out_in {
@@ -791,7 +840,7 @@ fn recommend(
         return no(format!(
             "no configuration tried lowers the peak by 1 % or more in every order of addresses (best: {} by `{}`)",
             signed(best.gain),
-            best.conf
+            named(&best.conf)
         ));
     }
     let mut caveats = vec!["a prediction of the model: it was not compared with a run on a card".to_owned()];
@@ -816,7 +865,11 @@ fn recommend(
     }
     let recommendation = Recommendation {
         conf: best.conf.clone(),
-        export: format!("export PYTORCH_CUDA_ALLOC_CONF={}", quoted(&best.conf)),
+        export: if best.conf.is_empty() {
+            "unset PYTORCH_CUDA_ALLOC_CONF".to_owned()
+        } else {
+            format!("export PYTORCH_CUDA_ALLOC_CONF={}", quoted(&best.conf))
+        },
         gain: best.gain,
         from: best.reference,
         to: best.peak_reserved,
@@ -824,6 +877,11 @@ fn recommend(
         caveats,
     };
     (Some(recommendation), None)
+}
+
+/// A configuration for people.
+fn named(conf: &str) -> &str {
+    if conf.is_empty() { "defaults" } else { conf }
 }
 
 fn quoted(conf: &str) -> String {
@@ -845,7 +903,15 @@ impl WhatIfReport {
     pub fn text(&self) -> String {
         let mut out = String::new();
         let b = &self.baseline;
-        let _ = writeln!(out, "what if: device {}, {} events", self.device, self.events);
+        let _ = writeln!(out, "what if: device {}, {} event{}", self.device, self.events, plural(self.events));
+        if self.events == 0 {
+            let _ = writeln!(out, "\nnothing to predict: the snapshot has no events, so it does not tell what the program asked for");
+            let _ = writeln!(out, "hint: call torch.cuda.memory._record_memory_history() before the run, and dump the snapshot after it");
+            for warning in &self.warnings {
+                let _ = writeln!(out, "note: {}", clean(warning));
+            }
+            return out;
+        }
         match self.capacity {
             Some(capacity) => {
                 let _ = writeln!(out, "card: {}", human(capacity));
@@ -875,19 +941,16 @@ impl WhatIfReport {
             human(b.model_peak_reserved),
             human(b.recorded_peak_reserved)
         );
-        let _ = writeln!(out, "rules: torch {}, {}", b.version, b.evidence);
+        let bare = b.standing == b.evidence.to_string() && self.results.iter().any(|result| !result.unproven_rules.is_empty());
+        let standing = if bare { format!("core rules {}, settings asked about unverified", b.evidence) } else { b.standing.clone() };
+        let _ = writeln!(out, "rules: torch {}, {standing}", b.version);
         let _ = writeln!(out, "orders of driver addresses: {}", self.orders.join(", "));
         let _ = writeln!(out);
         let _ = writeln!(out, "{:<27} {:>9} {:<17} {:>8} {:>5}  configuration", "peak reserved", "change", "utilisation", "retries", "OOM");
         let mut row = |result: &ConfResult, recorded: bool| {
             let change = if recorded { String::new() } else { signed(result.gain) };
             let utilisation = result.utilisation_per_10000.show(|part| format!("{}.{}%", part / 100, part % 100 / 10));
-            let name = match (recorded, result.conf.as_str()) {
-                (true, "") => "(recorded: defaults)".to_owned(),
-                (true, conf) => format!("(recorded: {conf})"),
-                (false, "") => "(defaults)".to_owned(),
-                (false, conf) => conf.to_owned(),
-            };
+            let name = if recorded { format!("(recorded: {})", named(&result.conf)) } else { named(&result.conf).to_owned() };
             let anew = if result.beginning == Beginning::Anew { " *" } else { "" };
             let _ = writeln!(
                 out,
@@ -900,7 +963,7 @@ impl WhatIfReport {
             );
             if let Some(ran_out) = &result.ran_out {
                 let event = ran_out.event.map_or("at the beginning".to_owned(), |event| format!("at event {event}"));
-                let frame = ran_out.frame.as_deref().map_or(String::new(), |frame| format!(", in {frame}"));
+                let frame = ran_out.frame.as_deref().map_or(String::new(), |frame| format!(", in {}", clean(frame)));
                 let _ = writeln!(
                     out,
                     "    runs out {event} in {} of {} orders, asking for {}{frame}; {} allocated of {} reserved then",
@@ -940,7 +1003,7 @@ impl WhatIfReport {
             let _ = writeln!(out, "\nnothing is recommended: {why}");
         }
         for warning in &self.warnings {
-            let _ = writeln!(out, "note: {warning}");
+            let _ = writeln!(out, "note: {}", clean(warning));
         }
         out
     }

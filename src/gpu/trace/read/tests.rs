@@ -381,7 +381,7 @@ fn other_files_are_recognised() {
       hint: write it again with protocol 4: pickle.dump(pickle.load(open(FILE, 'rb')), open(NEW, 'wb'), protocol=4)
     the file is no snapshot: neither a pickle nor JSON (first byte 0x68)
       hint: a snapshot is written by torch.cuda.memory._dump_snapshot("snapshot.pickle")
-    the file has neither `segments` nor `device_traces`, so it is no allocator snapshot
+    the file has no `segments`, so it is no allocator snapshot
       hint: a snapshot is written by torch.cuda.memory._dump_snapshot("snapshot.pickle")
     the content of the file is not a snapshot (a dict with `segments` and `device_traces`)
       hint: the file is no allocator snapshot, or a newer PyTorch changed the layout; record with torch.cuda.memory._dump_snapshot
