@@ -235,10 +235,10 @@ fn simulate(args: &SimulateArgs, printer: &Printer) -> Result<u8> {
 /// The text of a scenario; a device or a file without an end is cut off.
 fn read_bounded(path: &std::path::Path) -> std::io::Result<String> {
     use std::io::Read;
-    const MOST: u64 = 4 << 20;
+    let most = simulate::scenario::LARGEST_FILE as u64;
     let mut text = String::new();
-    let read = std::fs::File::open(path)?.take(MOST + 1).read_to_string(&mut text)?;
-    if read as u64 > MOST { Err(std::io::Error::other("it is longer than 4 MiB")) } else { Ok(text) }
+    let read = std::fs::File::open(path)?.take(most + 1).read_to_string(&mut text)?;
+    if read as u64 > most { Err(std::io::Error::other("it is longer than 4 MiB")) } else { Ok(text) }
 }
 
 /// A page must not take the place of what it is made from, nor of a device.
