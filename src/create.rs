@@ -174,21 +174,27 @@ fn difference(existing: &ExistingEnvironment, prepared: &Prepared) -> Option<Str
     install::first_damage(&existing.prefix, stamp)
 }
 
+/// How files are linked: what was chosen on the command line, else what the settings say.
+///
+/// # Errors
+/// A setting that is no link mode; its source is named.
+pub(crate) fn link_mode(chosen: Option<LinkMode>, settings: &Settings) -> Result<LinkMode> {
+    match chosen {
+        Some(mode) => Ok(mode),
+        None if settings.always_copy.value => Ok(LinkMode::Copy),
+        None => {
+            settings.link_mode.value.parse().map_err(|error: Error| error.because(format!("it was set by {}", settings.link_mode.source)))
+        }
+    }
+}
+
 pub(crate) fn plan(planned: &Planned, options: &Options, settings: &Settings) -> Result<Plan> {
     let prepared = &planned.prepared;
     let mut plan = Plan::new(&planned.prefix, prepared.target.subdir, planned.resolved.records.clone());
     plan.requested.clone_from(&planned.resolved.requested);
     plan.variables.clone_from(&prepared.spec.variables);
     plan.command.clone_from(&options.command);
-    plan.link_mode = match options.link_mode {
-        Some(mode) => mode,
-        None if settings.always_copy.value => LinkMode::Copy,
-        None => settings
-            .link_mode
-            .value
-            .parse()
-            .map_err(|error: Error| error.because(format!("it was set by {}", settings.link_mode.source)))?,
-    };
+    plan.link_mode = link_mode(options.link_mode, settings)?;
     plan.compile = settings.compile.value && !options.no_compile;
     plan.clobber = options.clobber;
     plan.external_links = if options.allow_external_links { install::ExternalLinks::Warn } else { install::ExternalLinks::Deny };

@@ -71,11 +71,7 @@ fn read_source(path: &Path) -> Result<Source> {
 fn link_plan(source: &Source, to: &Path, options: &Options, settings: &Settings) -> Result<Plan> {
     let records: Vec<RepoDataRecord> = source.known.iter().map(|known| known.record.repodata_record.clone()).collect();
     let mut plan = Plan::new(to, source.subdir, records);
-    plan.link_mode = match options.link_mode {
-        Some(mode) => mode,
-        None if settings.always_copy.value => install::LinkMode::Copy,
-        None => settings.link_mode.value.parse()?,
-    };
+    plan.link_mode = crate::create::link_mode(options.link_mode, settings)?;
     plan.requested.clone_from(&source.requested);
     plan.command.clone_from(&options.command);
     plan.compile = settings.compile.value && !options.no_compile;

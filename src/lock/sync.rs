@@ -475,15 +475,7 @@ fn plan(
     }
     plan.variables = variables;
     plan.command.clone_from(&options.command);
-    plan.link_mode = match options.link_mode {
-        Some(mode) => mode,
-        None if settings.always_copy.value => LinkMode::Copy,
-        None => settings
-            .link_mode
-            .value
-            .parse()
-            .map_err(|error: Error| error.because(format!("it was set by {}", settings.link_mode.source)))?,
-    };
+    plan.link_mode = crate::create::link_mode(options.link_mode, settings)?;
     plan.compile = settings.compile.value && !options.no_compile;
     plan.clobber = options.clobber;
     plan.lock_timeout = options.lock_timeout;
