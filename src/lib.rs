@@ -35,6 +35,8 @@ pub mod lock;
 pub mod platform;
 /// An installed environment: names, records, activation, run.
 pub mod prefix;
+/// The pip half of an environment.
+pub mod pypi;
 /// Progress and remarks from library code to whoever shows them.
 pub mod report;
 /// Inputs to a solution: the path that every planning command takes.

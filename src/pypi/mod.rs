@@ -1,0 +1,93 @@
+//! The pip half: what a `pip:` section asks for, resolved together with the conda half, pinned by hash and installed in the same transaction.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+/// A distribution name, normalised (PEP 503).
+pub type Name = pep508_rs::PackageName;
+/// A version (PEP 440).
+pub type Version = pep508_rs::pep440_rs::Version;
+
+/// One distribution of a solution.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PypiRecord {
+    /// Normalised name.
+    pub name: Name,
+    /// Version.
+    pub version: Version,
+    /// Where it comes from.
+    pub source: PypiSource,
+    /// `Requires-Dist` as the metadata has it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requires_dist: Vec<String>,
+    /// `Requires-Python`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requires_python: Option<String>,
+    /// The section names it (PEP 376 `REQUESTED`), rather than only needing it.
+    #[serde(default)]
+    pub requested: bool,
+    /// Extras that the section asks for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extras: Vec<String>,
+}
+
+/// Where a distribution comes from. URLs never hold credentials.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum PypiSource {
+    /// A wheel or source archive of an index, of `--find-links`, or named by URL or path.
+    Archive {
+        /// `https`, `http` or `file`; the last segment is the file name.
+        url: Url,
+        /// sha256 in hex. Absent only where neither index nor resolver tells it; the download then decides.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sha256: Option<String>,
+        /// Bytes.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        size: Option<u64>,
+        /// The index it was found on; absent for direct references.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        index: Option<Url>,
+        /// Named by URL or path in the section (PEP 610 `direct_url.json` is written).
+        #[serde(default)]
+        direct: bool,
+        /// Folder of the project within a source archive.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        subdirectory: Option<String>,
+    },
+    /// A repository at a commit.
+    Vcs {
+        /// `git`, `hg`, `svn` or `bzr`.
+        system: String,
+        /// The repository.
+        url: Url,
+        /// Branch, tag or commit as asked for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        requested_revision: Option<String>,
+        /// The commit that it was.
+        commit: String,
+        /// Folder of the project.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        subdirectory: Option<String>,
+    },
+    /// A folder of this machine. Not pinned: its content may change.
+    Directory {
+        /// As written, relative to the file that names it where it was.
+        path: PathBuf,
+        /// Installed by reference (PEP 660).
+        editable: bool,
+    },
+}
+
+impl PypiSource {
+    /// Whether the same bytes are certain to come again.
+    pub fn is_pinned(&self) -> bool {
+        match self {
+            PypiSource::Archive { sha256, .. } => sha256.is_some(),
+            PypiSource::Vcs { .. } => true,
+            PypiSource::Directory { .. } => false,
+        }
+    }
+}
