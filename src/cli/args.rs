@@ -73,6 +73,10 @@ pub enum Command {
     #[command(subcommand)]
     Env(EnvCommand),
     Run(RunArgs),
+    Init(InitArgs),
+    Activate(ActivateArgs),
+    Deactivate(DeactivateArgs),
+    Shell(ShellArgs),
     ShellHook(ShellHookArgs),
     Info(InfoArgs),
     Search(SearchArgs),
@@ -84,6 +88,9 @@ pub enum Command {
     #[command(subcommand)]
     Gpu(super::gpu::GpuCommand),
     Completions(CompletionsArgs),
+    /// Prints what the shell function of `tare init` evaluates
+    #[command(name = "__hook", hide = true)]
+    Hook(HookArgs),
     /// Detects the GPU driver in a process of its own, so that a crash or a hang of a driver library stays there
     #[command(name = "__detect-gpu", hide = true)]
     DetectGpu {
@@ -737,14 +744,120 @@ pub struct RunArgs {
     pub command: Vec<std::ffi::OsString>,
 }
 
-/// Print the script that activates an environment
+/// Set a shell up for `tare activate`
+///
+/// Writes a function `tare` into the start-up file of the shell: ~/.bashrc, .zshrc (in ZDOTDIR), fish/conf.d/tare.fish, or the profile
+/// of PowerShell. Everything else in the file stays; reading the function starts no process. Open a new shell afterwards.
+///
+/// Examples:
+///   tare init
+///   tare init bash zsh --dry-run
+///   tare init --all --undo
 #[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct InitArgs {
+    /// bash, zsh, fish or powershell [default: the calling shell]
+    #[arg(value_name = "SHELL")]
+    pub shells: Vec<String>,
+    /// Every one of these shells that is installed; with `--undo`, every one
+    #[arg(long, conflicts_with = "shells")]
+    pub all: bool,
+    /// Take out again what `init` has written
+    #[arg(long, visible_alias = "reverse")]
+    pub undo: bool,
+    /// Print what would be written
+    #[arg(short, long)]
+    pub dry_run: bool,
+}
+
+/// Activate an environment in this shell
+///
+/// What is active is deactivated first, and comes back with `tare deactivate`. Naming the active environment runs its scripts and sets its variables
+/// anew. The shell has to be set up once: tare init
+///
+/// Examples:
+///   tare activate train
+///   tare activate ./env
+///   tare activate --stack tools
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct ActivateArgs {
+    /// Name or path of the environment [default: the active one, anew]
+    #[arg(value_name = "ENVIRONMENT", conflicts_with_all = ["name", "prefix"], value_hint = ValueHint::DirPath)]
+    pub target: Option<String>,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Keep the active environment in effect below this one
+    #[arg(long, overrides_with = "no_stack")]
+    pub stack: bool,
+    /// The opposite of `--stack`, which is what happens anyway
+    #[arg(long, hide = true)]
+    pub no_stack: bool,
+}
+
+/// Deactivate the active environment in this shell
+///
+/// Variables get their old values back, and the environment that was active before is active again.
+#[derive(Debug, Clone, Args)]
+pub struct DeactivateArgs {}
+
+/// Start a new shell in an environment
+///
+/// The shell reads your start-up files first; the exit code is the shell's. Arguments after `--` are handed to it, which then is not interactive.
+///
+/// Examples:
+///   tare shell -n train
+///   tare shell -n train --shell zsh
+///   tare shell -n train -- -c 'python -V'
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct ShellArgs {
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// bash, zsh, fish, powershell or posix [default: the calling shell]
+    #[arg(short, long, value_name = "SHELL")]
+    pub shell: Option<String>,
+    /// Arguments for the shell
+    #[arg(value_name = "ARG", last = true)]
+    pub args: Vec<std::ffi::OsString>,
+}
+
+/// What the shell function asks for.
+#[derive(Debug, Clone, Args)]
+pub struct HookArgs {
+    /// The shell that evaluates it
+    pub shell: String,
+    #[command(subcommand)]
+    pub command: HookCommand,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub enum HookCommand {
+    Activate(ActivateArgs),
+    Deactivate(DeactivateArgs),
+    /// Activates the active environment anew, if there is one
+    Reactivate,
+}
+
+/// Print the script that activates an environment
+///
+/// Examples:
+///   eval "$(tare shell-hook -n train)"
+///   tare shell-hook -n train -s fish | source
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
 pub struct ShellHookArgs {
     #[command(flatten)]
     pub environment: EnvironmentArgs,
-    /// Shell the script is for [default: the calling shell, else bash]
+    /// Shell the script is for: posix, bash, zsh, fish or powershell [default: the calling shell]
     #[arg(short, long, value_name = "SHELL")]
     pub shell: Option<String>,
+    /// Keep the active environment in effect below this one
+    #[arg(long)]
+    pub stack: bool,
+    /// Print the script that deactivates the active environment
+    #[arg(long, conflicts_with_all = ["name", "prefix", "stack"])]
+    pub deactivate: bool,
 }
 
 /// Show what tare knows of this machine, its configuration and its caches
