@@ -4,6 +4,10 @@
 pub mod alloc;
 /// Device memory, virtual memory management, streams and events, real or simulated.
 pub mod driver;
+/// The kernels of the memory test.
+pub mod kernels;
+/// The self-test of device memory.
+pub mod memtest;
 /// Scripted scenarios on the simulated GPU.
 pub mod simulate;
 /// Who holds the memory of a snapshot, and why the rest is not free: figures, timeline, page.

@@ -100,6 +100,7 @@ pub enum Call {
     EventQuery,
     EventSynchronize,
     EventDestroy,
+    EventElapsedTime,
     DeviceSynchronize,
     ModuleLoad,
     LaunchKernel,

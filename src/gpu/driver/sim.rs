@@ -12,9 +12,11 @@
 
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use std::{cmp::Reverse, ops::Bound};
 
 use super::{Call, DeviceProperties, Driver, DriverError, DriverResult, EventId, MemHandle, MemInfo, StreamId, code};
+use crate::gpu::kernels::{Kernels, Launch, Shape, host};
 
 const CHUNK: u64 = 16 << 10;
 /// What memory holds before it is written.
@@ -148,6 +150,8 @@ struct State {
     stuck: BTreeMap<u64, (u8, u8)>,
     /// Granule to the granule whose memory answers for it.
     aliases: HashMap<u32, u32>,
+    /// Whether the kernels were loaded.
+    module: bool,
 }
 
 /// A handle to a simulated GPU; clones are the same device.
@@ -204,6 +208,7 @@ impl SimGpu {
             address_limit: None,
             stuck: BTreeMap::new(),
             aliases: HashMap::new(),
+            module: false,
         })))
     }
 
@@ -234,7 +239,8 @@ impl SimGpu {
 
     /// Lets `duration` pass.
     pub fn advance(&self, duration: u64) {
-        self.state().clock += duration;
+        let mut state = self.state();
+        state.clock = state.clock.saturating_add(duration);
     }
 
     /// Every event recorded from now on is done `duration` after the work before it.
@@ -776,7 +782,7 @@ impl Driver for SimGpu {
         let call = Call::EventRecord;
         let mut state = self.enter(call)?;
         let until = *state.streams.get(&stream.0).ok_or(DriverError::new(call, code::INVALID_HANDLE))?;
-        let done = until.max(state.clock) + state.event_delay;
+        let done = until.max(state.clock).saturating_add(state.event_delay);
         let slot = state.events.get_mut(&event.0).ok_or(DriverError::new(call, code::INVALID_HANDLE))?;
         *slot = done;
         Ok(())
@@ -800,6 +806,73 @@ impl Driver for SimGpu {
     fn event_destroy(&self, event: EventId) -> DriverResult<()> {
         let mut state = self.enter(Call::EventDestroy)?;
         ensure(Call::EventDestroy, state.events.remove(&event.0).is_some(), code::INVALID_HANDLE)
+    }
+}
+
+/// Nanoseconds between a launch and its first access.
+const LAUNCH_NS: u64 = 2_000;
+/// Bytes that kernels move in a nanosecond.
+const BYTES_PER_NS: u64 = 2_000;
+
+/// Memory as kernels see it.
+struct Words<'s>(&'s mut State);
+
+impl host::Memory for Words<'_> {
+    fn load(&mut self, address: u64) -> u64 {
+        let mut bytes = [0; 8];
+        self.0.read(address, &mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+
+    fn store(&mut self, address: u64, value: u64) {
+        self.0.write(address, &value.to_le_bytes());
+    }
+}
+
+/// The virtual clock counts nanoseconds.
+impl Kernels for SimGpu {
+    fn shape(&self) -> Shape {
+        Shape { multiprocessors: 8, l2_bytes: 1 << 20 }
+    }
+
+    fn launch(&self, launch: &Launch, stream: StreamId) -> DriverResult<()> {
+        let call = Call::LaunchKernel;
+        if !self.state().module {
+            self.enter(Call::ModuleLoad)?.module = true;
+        }
+        let mut state = self.enter(call)?;
+        ensure(call, state.streams.contains_key(&stream.0), code::INVALID_HANDLE)?;
+        ensure(call, launch.grid > 0 && (1..=1024).contains(&launch.block), code::INVALID_VALUE)?;
+        ensure(call, launch.ranges().all(|(address, _)| address.is_multiple_of(8)), code::INVALID_VALUE)?;
+        ensure(call, launch.ranges().all(|(address, bytes)| state.accessible(address, bytes)), code::ILLEGAL_ADDRESS)?;
+        host::run(launch, &mut Words(&mut state));
+        let bytes: u64 = launch.ranges().map(|(_, bytes)| bytes).sum();
+        let clock = state.clock;
+        if let Some(until) = state.streams.get_mut(&stream.0) {
+            *until = (*until).max(clock) + LAUNCH_NS + bytes / BYTES_PER_NS;
+        }
+        Ok(())
+    }
+
+    fn timed_event_create(&self) -> DriverResult<EventId> {
+        self.event_create()
+    }
+
+    fn event_elapsed_ms(&self, start: EventId, end: EventId) -> DriverResult<f32> {
+        let call = Call::EventElapsedTime;
+        let state = self.enter(call)?;
+        let done = |event: EventId| state.events.get(&event.0).copied().ok_or(DriverError::new(call, code::INVALID_HANDLE));
+        let (start, end) = (done(start)?, done(end)?);
+        ensure(call, start.max(end) <= state.clock, code::NOT_READY)?;
+        Ok((end as f64 - start as f64) as f32 / 1e6)
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.state().clock)
+    }
+
+    fn pause(&self, time: Duration) {
+        self.advance(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 }
 
