@@ -164,7 +164,8 @@ pub enum Pattern {
     Shift32 = 5,
     /// `mix(p0 + (index + 1) * 0x9E3779B97F4A7C15) ^ p1`, where [`mix`] is the finaliser of splitmix64.
     Random = 6,
-    /// Guard words: [`CANARY_MARK`] in the upper 16 bits, then the low 32 bits of `p0` (the block), then the low 16 of the index.
+    /// Guard words: [`CANARY_MARK`] in the upper 16 bits, then the low 32 bits of `p0` (the block), then the low 16 of the index;
+    /// all of it `^ p1`.
     Canary = 7,
 }
 
@@ -202,7 +203,7 @@ pub const fn value(pattern: u64, address: u64, index: u64, p0: u64, p1: u64) -> 
             (p0 as u32).rotate_left(shift) as u64 | ((p0 as u32).rotate_left((shift + 1) & 31) as u64) << 32
         }
         6 => mix(p0.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15))) ^ p1,
-        7 => (CANARY_MARK << 48) | ((p0 & 0xFFFF_FFFF) << 16) | (index & 0xFFFF),
+        7 => ((CANARY_MARK << 48) | ((p0 & 0xFFFF_FFFF) << 16) | (index & 0xFFFF)) ^ p1,
         _ => 0,
     }
 }
@@ -314,6 +315,7 @@ mod tests {
         assert_eq!(at(Pattern::Random, 0, 1_234_567, 0), 6_457_827_717_110_365_317);
         assert_eq!(at(Pattern::Random, 1, 1_234_567, u64::MAX), !3_203_168_211_198_807_973);
         assert_eq!(at(Pattern::Canary, 0x1_0003, 5, 0), 0xC0DE_0000_0005_0003);
+        assert_eq!(at(Pattern::Canary, 0x1_0003, 5, u64::MAX), !0xC0DE_0000_0005_0003);
         assert!(Pattern::ALL.iter().enumerate().all(|(number, pattern)| *pattern as usize == number));
     }
 
