@@ -114,8 +114,13 @@ impl CudaProblem {
     /// What to try next.
     pub fn hint(&self) -> String {
         match self {
-            CudaProblem::NoLibrary => "on a machine with an NVIDIA GPU, install the driver; in a container, start it with GPU access".into(),
-            CudaProblem::MissingSymbol(_) => "the library is of an unusual driver: reinstall the NVIDIA driver, and look for a stub `libcuda.so` on LD_LIBRARY_PATH".into(),
+            CudaProblem::NoLibrary => {
+                "on a machine with an NVIDIA GPU, install the driver; in a container, start it with GPU access".into()
+            }
+            CudaProblem::MissingSymbol(_) => {
+                "the library is of an unusual driver: reinstall the NVIDIA driver, and look for a stub `libcuda.so` on LD_LIBRARY_PATH"
+                    .into()
+            }
             CudaProblem::NoDevice { visible: Some(_) } => "unset CUDA_VISIBLE_DEVICES, or name a device that exists".into(),
             CudaProblem::NoDevice { visible: None } => "see `nvidia-smi`; in a container, start it with GPU access".into(),
             CudaProblem::NoSuchDevice { .. } => "see `tare gpu info` for the devices".into(),
@@ -123,7 +128,9 @@ impl CudaProblem {
             CudaProblem::DeviceTooOld { .. } => "choose another device with `--device`".into(),
             CudaProblem::Failed(error) => match error.code {
                 34 => "a stub `libcuda.so` of the CUDA toolkit is loaded in place of the driver's: look at LD_LIBRARY_PATH".into(),
-                802 => "the machine's fabric or driver is still starting: see `systemctl status nvidia-fabricmanager`, then try again".into(),
+                802 => {
+                    "the machine's fabric or driver is still starting: see `systemctl status nvidia-fabricmanager`, then try again".into()
+                }
                 803 => "the kernel module and the driver's libraries are of two versions: reboot, or reload the module".into(),
                 46 => "another process has the device for itself (compute mode): see `nvidia-smi -q -d COMPUTE`".into(),
                 _ => "see `tare gpu info`, and the kernel's log for lines with `NVRM: Xid`".into(),
