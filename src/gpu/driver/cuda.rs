@@ -1053,3 +1053,271 @@ impl Drop for CudaGpu {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::fakes::{in_child, in_child_with, without};
+    use crate::gpu::kernels::Pattern;
+    use crate::gpu::kernels::host::RESULT_BYTES;
+
+    const MIB: u64 = 1 << 20;
+    const HERE: &str = module_path!();
+
+    fn gpu() -> CudaGpu {
+        CudaGpu::open(Cuda::open().expect("the fake driver"), 0).expect("its device")
+    }
+
+    fn code_of<T: fmt::Debug>(result: DriverResult<T>) -> u32 {
+        result.expect_err("a failure").code
+    }
+
+    fn words(gpu: &CudaGpu, address: u64, count: usize) -> Vec<u64> {
+        let mut bytes = vec![0; count * 8];
+        gpu.copy_to_host(&mut bytes, address).expect("a copy");
+        bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect()
+    }
+
+    #[test]
+    fn memory_is_taken_used_and_given_back() {
+        in_child(HERE, "memory_is_taken_used_and_given_back", &[], || {
+            let gpu = gpu();
+            let before = gpu.mem_get_info().expect("memory");
+            assert_eq!(before, MemInfo { free: 62 * MIB, total: 64 * MIB }, "the context has its share");
+            let a = gpu.mem_alloc(3 * MIB).expect("room");
+            gpu.memset_d32(a, 0x0102_0304, 3 * MIB / 4, StreamId::DEFAULT).expect("inside");
+            gpu.memset_d8(a + 8, 9, 4, StreamId::DEFAULT).expect("inside");
+            let stream = gpu.stream_create().expect("a stream");
+            gpu.copy_on_device(a + MIB, a, 64, stream).expect("inside");
+            assert_eq!(words(&gpu, a + MIB, 2), [0x0102_0304_0102_0304, 0x0102_0304_0909_0909]);
+            assert_eq!(code_of(gpu.memset_d8(a, 0, 3 * MIB + 1, stream)), code::ILLEGAL_ADDRESS);
+            assert_eq!(code_of(gpu.copy_to_device(a - 1, &[0, 0])), code::ILLEGAL_ADDRESS);
+            assert_eq!(code_of(gpu.memset_d8(a, 0, 1, StreamId(12345))), code::INVALID_HANDLE);
+            assert_eq!(code_of(gpu.mem_free(a + 1)), code::INVALID_VALUE);
+            assert_eq!(code_of(gpu.mem_alloc(63 * MIB)), code::OUT_OF_MEMORY);
+            let event = gpu.event_create().expect("an event");
+            gpu.event_record(event, stream).expect("live");
+            assert_eq!((gpu.event_query(event), gpu.stream_query(stream)), (Ok(true), Ok(true)));
+            gpu.event_destroy(event).expect("live");
+            assert_eq!(code_of(gpu.event_query(event)), code::INVALID_HANDLE);
+            gpu.stream_destroy(stream).expect("live");
+            gpu.mem_free(a).expect("live");
+            assert_eq!(gpu.mem_get_info().expect("memory"), before);
+            assert_eq!(code_of(gpu.copy_to_host(&mut [0], a)), code::ILLEGAL_ADDRESS);
+        });
+    }
+
+    #[test]
+    fn virtual_memory_maps_one_place_to_two_addresses() {
+        in_child(HERE, "virtual_memory_maps_one_place_to_two_addresses", &[], || {
+            let gpu = gpu();
+            assert_eq!(gpu.virtual_memory_problem(), None);
+            let unit = gpu.granularity().expect("a granularity");
+            let before = gpu.mem_get_info().expect("memory").free;
+            let space = gpu.address_reserve(16 * unit).expect("address space");
+            let handle = gpu.mem_create(unit).expect("room");
+            gpu.mem_map(space, unit, handle).expect("free");
+            assert_eq!(code_of(gpu.copy_to_device(space, &[1])), code::ILLEGAL_ADDRESS, "no access yet");
+            gpu.mem_map(space + 4 * unit, unit, handle).expect("free");
+            gpu.mem_set_access(space, unit).expect("mapped");
+            gpu.mem_set_access(space + 4 * unit, unit).expect("mapped");
+            gpu.copy_to_device(space + 64, &[7; 8]).expect("accessible");
+            assert_eq!(words(&gpu, space + 4 * unit + 64, 1), [0x0707_0707_0707_0707]);
+            // Neighbouring mappings are one range.
+            let next = gpu.mem_create(unit).expect("room");
+            gpu.mem_map(space + unit, unit, next).expect("free");
+            gpu.mem_set_access(space + unit, unit).expect("mapped");
+            gpu.memset_d8(space, 5, 2 * unit, StreamId::DEFAULT).expect("both");
+            for handle in [handle, next] {
+                gpu.mem_release(handle).expect("live");
+            }
+            assert_eq!(code_of(gpu.address_free(space, 16 * unit)), code::INVALID_VALUE, "something is mapped");
+            gpu.mem_unmap(space, 2 * unit).expect("mapped");
+            gpu.mem_unmap(space + 4 * unit, unit).expect("mapped");
+            gpu.address_free(space, 16 * unit).expect("empty");
+            assert_eq!(gpu.mem_get_info().expect("memory").free, before);
+        });
+    }
+
+    #[test]
+    fn kernels_run_and_are_timed() {
+        in_child(HERE, "kernels_run_and_are_timed", &[("TARE_FAKE_CUDA", "stuck=0x400010:4:0,flip=0x400028:1@2")], || {
+            let gpu = gpu();
+            // The first three granules are taken in turn: the broken byte is in the third.
+            let result = gpu.mem_alloc(RESULT_BYTES).expect("room");
+            let _second = gpu.mem_alloc(MIB).expect("room");
+            let a = gpu.mem_alloc(2 * MIB).expect("room");
+            gpu.memset_d8(result, 0, RESULT_BYTES, StreamId::DEFAULT).expect("inside");
+            let (start, end) = (gpu.timed_event_create().expect("an event"), gpu.timed_event_create().expect("an event"));
+            gpu.event_record(start, StreamId::DEFAULT).expect("live");
+            let count = 2 * MIB / 8;
+            let pattern = Pattern::Constant as u64;
+            gpu.launch(&Launch::new(Kernel::Fill, 4, 128, &[a, count, 0, pattern, !0, 0]), StreamId::DEFAULT).expect("a launch");
+            gpu.event_record(end, StreamId::DEFAULT).expect("live");
+            gpu.event_synchronize(end).expect("live");
+            assert!(gpu.event_elapsed_ms(start, end).expect("both are done") > 0.0);
+            let verify = Launch::new(Kernel::Verify, 4, 128, &[a, count, 0, pattern, !0, 0, result]);
+            gpu.launch(&verify, StreamId::DEFAULT).expect("a launch");
+            gpu.device_synchronize().expect("no error");
+            let found = words(&gpu, result, (RESULT_BYTES / 8) as usize);
+            assert_eq!((found[0], found[2], found[1]), (2, !(a + 0x10), a + 0x28));
+            assert_eq!(&found[132..138], [a + 0x10, !0, !4, a + 0x28, !0, !1]);
+            // A launch outside live memory does not reach the driver.
+            let wild = Launch::new(Kernel::Fill, 1, 32, &[a, count + 1, 0, pattern, 0, 0]);
+            assert_eq!(code_of(gpu.launch(&wild, StreamId::DEFAULT)), code::ILLEGAL_ADDRESS);
+        });
+    }
+
+    #[test]
+    fn every_problem_is_an_error_with_its_cause() {
+        let cases: [(&[(&str, &str)], fn(&CudaProblem) -> bool); 8] = [
+            (&[("TARE_FAKE_DEVICES", "none")], |problem| *problem == CudaProblem::NoDevice { visible: None }),
+            (&[("CUDA_VISIBLE_DEVICES", "")], |problem| *problem == CudaProblem::NoDevice { visible: Some(String::new()) }),
+            (&[("TARE_FAKE_CUDA", "init=803")], |problem| problem.hint().contains("two versions")),
+            // A code that no version of the driver has ever given.
+            (&[("TARE_FAKE_CUDA", "init=4711")], |problem| problem.to_string().contains("code 4711")),
+            (
+                &[("TARE_FAKE_CUDA", "version=11040")],
+                |problem| matches!(problem, CudaProblem::DriverTooOld { found } if found.to_string() == "11.4"),
+            ),
+            (&[("TARE_FAKE_DEVICES", "64MiB;cc=3.5")], |problem| *problem == CudaProblem::DeviceTooOld { ordinal: 0, found: (3, 5) }),
+            (&[("TARE_FAKE_CUDA", "fail=cuDevicePrimaryCtxRetain:46")], |problem| problem.hint().contains("compute mode")),
+            (&[("TARE_FAKE_CUDA", "fail=cuDeviceGetName:0xFFFFFFFF")], |problem| {
+                *problem == CudaProblem::Failed(DriverError::new(Call::Other("cuDeviceGetName"), u32::MAX))
+            }),
+        ];
+        for (variables, expected) in cases {
+            in_child(HERE, "every_problem_is_an_error_with_its_cause", variables, || {
+                let problem = Cuda::open().and_then(|cuda| CudaGpu::open(cuda, 0)).expect_err("a problem");
+                assert!(expected(&problem), "{variables:?}: {problem:?}: {problem}: {}", problem.hint());
+            });
+        }
+    }
+
+    #[test]
+    fn a_missing_function_is_named() {
+        let take = |folder: &Path| without(&folder.join("libcuda.so"), "cuMemGetInfo_v2");
+        in_child_with(HERE, "a_missing_function_is_named", &[], take, || {
+            assert_eq!(Cuda::open().expect_err("a problem"), CudaProblem::MissingSymbol("cuMemGetInfo_v2"));
+        });
+    }
+
+    #[test]
+    fn a_driver_without_virtual_memory_can_still_be_used() {
+        let take = |folder: &Path| without(&folder.join("libcuda.so"), "cuMemMap");
+        in_child_with(HERE, "a_driver_without_virtual_memory_can_still_be_used", &[], take, || {
+            let gpu = gpu();
+            assert!(!gpu.properties().virtual_memory);
+            assert!(gpu.virtual_memory_problem().is_some_and(|problem| problem.contains("`cuMemMap`")));
+            gpu.mem_alloc(MIB).expect("room");
+        });
+    }
+
+    #[test]
+    fn wsl2_refuses_access() {
+        in_child(HERE, "wsl2_refuses_access", &[("TARE_FAKE_CUDA", "wsl2")], || {
+            let gpu = gpu();
+            let space = gpu.address_reserve(2 * MIB).expect("address space");
+            let handle = gpu.mem_create(2 * MIB).expect("room");
+            gpu.mem_map(space, 2 * MIB, handle).expect("free");
+            assert_eq!(code_of(gpu.mem_set_access(space, 2 * MIB)), code::UNKNOWN);
+        });
+    }
+
+    #[test]
+    fn devices_are_those_that_this_process_may_see() {
+        let cards = "32MiB;name=Small;cc=7.5;bus=0x41,128MiB;name=Large;cc=9.0;bus=0x12";
+        in_child(
+            HERE,
+            "devices_are_those_that_this_process_may_see",
+            &[("TARE_FAKE_DEVICES", cards), ("CUDA_VISIBLE_DEVICES", "1,0")],
+            || {
+                let cuda = Cuda::open().expect("the fake driver");
+                let devices: Vec<CudaDevice> =
+                    cuda.devices().expect("a count").into_iter().map(|device| device.expect("a device")).collect();
+                let shown: Vec<_> = devices
+                    .iter()
+                    .map(|device| {
+                        (device.ordinal, device.name.as_str(), device.pci.as_str(), device.total_memory, device.compute_capability)
+                    })
+                    .collect();
+                assert_eq!(shown, [(0, "Large", "0000:12:00.0", 128 * MIB, (9, 0)), (1, "Small", "0000:41:00.0", 32 * MIB, (7, 5))]);
+                assert!(devices[0].uuid.starts_with("GPU-fa4e0000-0000-0000-") && devices[0].uuid.len() == 40);
+                assert_eq!(CudaGpu::open(cuda, 2).expect_err("no"), CudaProblem::NoSuchDevice { ordinal: 2, count: 2 });
+                // Two devices at once, each with its own memory.
+                let (large, small) = (CudaGpu::open(cuda, 0).expect("a device"), CudaGpu::open(cuda, 1).expect("a device"));
+                let (a, b) = (large.mem_alloc(MIB).expect("room"), small.mem_alloc(MIB).expect("room"));
+                large.memset_d8(a, 1, MIB, StreamId::DEFAULT).expect("inside");
+                small.memset_d8(b, 2, MIB, StreamId::DEFAULT).expect("inside");
+                assert_eq!((words(&large, a, 1)[0] as u8, words(&small, b, 1)[0] as u8), (1, 2));
+                assert_eq!(code_of(large.memset_d8(b, 0, 1, StreamId::DEFAULT)), code::ILLEGAL_ADDRESS);
+            },
+        );
+    }
+
+    #[test]
+    fn calls_fail_when_ordered_and_memory_is_as_broken_as_ordered() {
+        let faults = "once=cuMemAlloc_v2:999@2,oom=24MiB,alias=0x400000:0x200000:4096,take=8MiB@1,leak=2MiB,late=50";
+        in_child(HERE, "calls_fail_when_ordered_and_memory_is_as_broken_as_ordered", &[("TARE_FAKE_CUDA", faults)], || {
+            let gpu = gpu();
+            let first = gpu.mem_alloc(2 * MIB).expect("room");
+            assert_eq!(code_of(gpu.mem_alloc(MIB)), code::UNKNOWN);
+            let (a, b) = (gpu.mem_alloc(2 * MIB).expect("room"), gpu.mem_alloc(2 * MIB).expect("room"));
+            gpu.memset_d8(a, 1, 2 * MIB, StreamId::DEFAULT).expect("inside");
+            gpu.memset_d8(b, 2, 2 * MIB, StreamId::DEFAULT).expect("inside");
+            let seen = [words(&gpu, a, 1)[0] as u8, words(&gpu, a + 4096, 1)[0] as u8];
+            assert_eq!(seen, [2, 1], "one page of the one answers for the other");
+            assert_eq!(code_of(gpu.mem_alloc(20 * MIB)), code::OUT_OF_MEMORY);
+            let before = gpu.mem_get_info().expect("memory").free;
+            gpu.launch(&Launch::new(Kernel::Fill, 1, 32, &[a, 4, 0, 1, 0, 0]), StreamId::DEFAULT).expect("a launch");
+            assert_eq!(gpu.mem_get_info().expect("memory").free, before - 8 * MIB, "another process came");
+            gpu.mem_free(first).expect("live");
+            assert_eq!(gpu.mem_get_info().expect("memory").free, before - 8 * MIB, "it did not come back");
+            gpu.mem_free(b).expect("live");
+            assert_eq!(gpu.mem_get_info().expect("memory").free, before - 6 * MIB);
+            let event = gpu.event_create().expect("an event");
+            gpu.event_record(event, StreamId::DEFAULT).expect("live");
+            assert_eq!(gpu.event_query(event), Ok(false));
+            gpu.event_synchronize(event).expect("live");
+            assert_eq!(gpu.event_query(event), Ok(true));
+        });
+    }
+
+    #[test]
+    fn weak_bits_read_wrongly_now_and_then() {
+        in_child(HERE, "weak_bits_read_wrongly_now_and_then", &[("TARE_FAKE_CUDA", "weak=0:1:3")], || {
+            let gpu = gpu();
+            let a = gpu.mem_alloc(MIB).expect("room");
+            gpu.memset_d8(a, 0, MIB, StreamId::DEFAULT).expect("inside");
+            let seen: Vec<u64> = (0..60).map(|_| words(&gpu, a, 1)[0]).collect();
+            assert!(seen.contains(&0) && seen.contains(&1) && seen.iter().all(|word| *word < 2), "{seen:?}");
+        });
+    }
+
+    #[test]
+    fn the_allocator_runs_over_it() {
+        in_child(HERE, "the_allocator_runs_over_it", &[("TARE_FAKE_DEVICES", "256MiB")], || {
+            use crate::gpu::alloc::{AllocConfig, CachingAllocator, Policy};
+            for settings in ["", "expandable_segments:True"] {
+                let gpu = gpu();
+                let before = gpu.mem_get_info().expect("memory").free;
+                let policy = Policy::default();
+                let (config, _) = AllocConfig::parse(settings, &policy).expect("settings");
+                let allocator = CachingAllocator::new(&gpu, policy, config);
+                let stream = StreamId::DEFAULT;
+                let blocks: Vec<u64> =
+                    [1000, 3 << 20, 25 << 20].into_iter().map(|bytes| allocator.malloc(bytes, stream).expect("room").address).collect();
+                for block in &blocks {
+                    gpu.memset_d8(*block, 3, 512, stream).expect("it is ours");
+                }
+                for block in blocks {
+                    allocator.free(block).expect("it was given");
+                }
+                allocator.empty_cache().expect("it is empty");
+                assert_eq!(gpu.mem_get_info().expect("memory").free, before, "{settings}");
+            }
+        });
+    }
+
+    use std::path::Path;
+}

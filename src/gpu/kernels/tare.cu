@@ -58,7 +58,7 @@ __device__ __forceinline__ u64 value_of(u64 address, u64 index, u64 p0, u64 p1) 
         return mix(p0 + (index + 1ull) * 0x9E3779B97F4A7C15ull) ^ p1;
     }
     if (PATTERN == 7) {
-        return 0xC0DEull << 48 | (p0 & 0xFFFFFFFFull) << 16 | (index & 0xFFFFull);
+        return (0xC0DEull << 48 | (p0 & 0xFFFFFFFFull) << 16 | (index & 0xFFFFull)) ^ p1;
     }
     return 0;
 }
