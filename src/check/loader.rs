@@ -33,6 +33,8 @@ const SYSTEM: &[&str] = &[
     "libgcc_s.so",
     "libstdc++.so",
     "libatomic.so",
+    "libz.so",
+    "libexpat.so",
 ];
 
 /// Beginnings of names of the CUDA toolkit's libraries and its kin.

@@ -276,7 +276,7 @@ fn files(state: &mut State<'_>) -> Outcome {
         ));
     }
     if report.not_comparable > 0 {
-        outcome.remarks.push(format!("{} without a size or hash to compare with", plural(report.not_comparable as usize, "file")));
+        outcome.evidence.push(format!("{} without a size or hash to compare with", plural(report.not_comparable as usize, "file")));
     }
     outcome.details(json!({
         "contents": contents,
@@ -400,11 +400,12 @@ fn interpreter(state: &mut State<'_>) -> Outcome {
             remarks.push(format!("`{name}` runs at every start: `{path}`"));
         }
     }
-    let mut code = Vec::new();
+    let (mut code, mut usual) = (Vec::new(), Vec::new());
     for file in start.get("pth").and_then(Value::as_array).into_iter().flatten() {
         let path = file.get("path").and_then(Value::as_str).unwrap_or_default();
         if file.get("code").and_then(Value::as_array).is_some_and(|lines| !lines.is_empty()) {
-            code.push(Path::new(path).file_name().map_or_else(|| path.to_owned(), |name| name.to_string_lossy().into_owned()));
+            let name = Path::new(path).file_name().map_or_else(|| path.to_owned(), |name| name.to_string_lossy().into_owned());
+            if is_usual(&name) { usual.push(name) } else { code.push(name) }
         }
         for place in file.get("adds").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {
             if place.starts_with('/') && !inside(place) {
@@ -429,10 +430,18 @@ fn interpreter(state: &mut State<'_>) -> Outcome {
         Outcome::fail(faults[0].clone()).all_seen(faults[1..].to_vec())
     };
     outcome = outcome.seen(format!("`{}`: {} {version}", python.display(), text("implementation").unwrap_or_default()));
+    if !usual.is_empty() {
+        outcome = outcome.seen(format!("run code at every start, as usual: {}", cut(usual, "files").join(", ")));
+    }
     outcome.remarks = remarks;
     outcome.remedies = remedies;
     state.start = Some(start.clone());
     outcome.details(start)
+}
+
+/// Files of setuptools, virtualenv and pip that most environments have.
+fn is_usual(name: &str) -> bool {
+    matches!(name, "distutils-precedence.pth" | "_virtualenv.pth") || name.starts_with("__editable__.") || name.ends_with("-nspkg.pth")
 }
 
 /// `env` without some variables.
@@ -470,12 +479,19 @@ fn which_torch(state: &mut State<'_>) -> Outcome {
     state.components = torch::components(&state.sites, &state.records);
     // What would be imported, else what lies in site-packages.
     let imported = state.start.as_ref().and_then(|start| start.get("torch")?.as_str()).map(PathBuf::from);
+    // A folder without the package's file is what an uninstallation left: Python imports it as an empty package.
+    let leftover = imported.as_deref().filter(|path| path.is_dir()).map(Path::to_owned);
     let folder = imported
         .as_deref()
-        .map(|path| if path.is_dir() { path.to_owned() } else { path.parent().unwrap_or(path).to_owned() })
+        .filter(|path| !path.is_dir())
+        .map(|path| path.parent().unwrap_or(path).to_owned())
         .or_else(|| torch::find(&state.sites));
     let Some(folder) = folder else {
-        return Outcome::not_tested("there is no torch in the environment")
+        let mut outcome = Outcome::not_tested("there is no torch in the environment");
+        if let Some(path) = leftover {
+            outcome = outcome.remark(format!("`{}` is a folder without torch's files, left by an uninstallation", path.display()));
+        }
+        return outcome
             .seen(format!("looked in {}", state.sites.iter().map(|site| format!("`{}`", site.display())).collect::<Vec<_>>().join(", ")))
             .remedy(format!("to add it: tare install {} pytorch", state.subject.argument()));
     };
