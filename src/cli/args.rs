@@ -69,6 +69,7 @@ pub enum Command {
     Export(ExportArgs),
     Convert(ConvertArgs),
     Verify(VerifyArgs),
+    Check(CheckArgs),
     Diff(DiffArgs),
     #[command(subcommand)]
     Env(EnvCommand),
@@ -252,6 +253,12 @@ pub struct CreateArgs {
     /// Leave out the packages that the configuration adds to each new environment
     #[arg(long)]
     pub no_default_packages: bool,
+    /// Check the environment at the end, as `tare check` does: the exit code is the check's, the environment stays
+    #[arg(long, conflicts_with = "dry_run")]
+    pub check: bool,
+    /// With `--check`: what cannot be tested on a GPU ends with exit code 8
+    #[arg(long, requires = "check")]
+    pub require_gpu: bool,
     #[command(flatten)]
     pub channels: ChannelArgs,
     #[command(flatten)]
@@ -632,6 +639,65 @@ pub struct VerifyArgs {
     /// Do not look for files that belong to no package
     #[arg(long)]
     pub no_extra: bool,
+}
+
+/// Weigh an environment: will GPU work in it be right on this machine?
+///
+/// Each step is PASS, FAIL or NOT TESTED, with the reason; what was not done is never PASS. Exit code 0 if nothing failed, 5 if files are not as
+/// installed, 6 if another step failed, 8 if `--require-gpu` was given and a step for the GPU could not be done.
+///
+/// Examples:
+///   tare check -n train
+///   tare check -n train --require-gpu --format junit -o check.xml
+///   tare check --python .venv/bin/python --format html -o check.html
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Check what this interpreter belongs to: a path, or a name on PATH
+    #[arg(long, value_name = "PYTHON", value_hint = ValueHint::ExecutablePath, conflicts_with_all = ["name", "prefix"])]
+    pub python: Option<std::ffi::OsString>,
+    /// Check every known environment
+    #[arg(long, conflicts_with_all = ["name", "prefix", "python"])]
+    pub all: bool,
+    #[command(flatten)]
+    pub how: CheckHowArgs,
+    /// What to print [default: from the name of the output, else text]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub format: Option<CheckFormatArg>,
+    /// Write the report to FILE, and print the text for people
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+}
+
+/// How an environment is checked.
+#[derive(Debug, Clone, Args)]
+pub struct CheckHowArgs {
+    /// quick: seconds; standard: compare the contents of all files, test the memory; thorough: test the memory for long
+    #[arg(long, value_enum, value_name = "LEVEL", default_value = "quick")]
+    pub level: CheckLevelArg,
+    /// A CPU build is a failure, and what cannot be tested on a GPU ends with exit code 8
+    #[arg(long)]
+    pub require_gpu: bool,
+    /// Seconds after which a Python program of a step is killed
+    #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CheckLevelArg {
+    Quick,
+    Standard,
+    Thorough,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CheckFormatArg {
+    Text,
+    Json,
+    Junit,
+    Html,
 }
 
 /// Compare two of environments, locks and environment files

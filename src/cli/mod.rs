@@ -3,6 +3,7 @@
 mod args;
 mod auth;
 mod change;
+mod check;
 mod clean;
 mod config;
 mod context;
@@ -171,6 +172,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Env(args::EnvCommand::Export(args)) => export::export(&args, &context),
                 Command::Convert(args) => convert::convert(&args, &context),
                 Command::Verify(args) => verify::verify(&args, &context),
+                Command::Check(args) => block_on(check::check(args, &context)),
                 Command::Diff(args) => diff::diff(&args, &context),
                 Command::Env(args::EnvCommand::List) => env::list(&context),
                 Command::Init(args) => shell::init(&args, &context),

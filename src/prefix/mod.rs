@@ -81,6 +81,15 @@ impl Prefix {
         Self::open(path)
     }
 
+    /// The folder of an interpreter that is no environment: its `sys.prefix`. It has no packages of conda.
+    ///
+    /// # Errors
+    /// Nothing is there.
+    pub fn open_interpreter(path: impl AsRef<Path>) -> Result<Self> {
+        let path = crate::install::resolve_prefix(path.as_ref())?;
+        if path.is_dir() { Ok(Prefix { path }) } else { Err(Error::failure(format!("there is no folder `{}`", path.display()))) }
+    }
+
     /// Whether this is a virtual environment of Python rather than one of conda.
     pub fn is_venv(&self) -> bool {
         !self.path.join("conda-meta").is_dir() && self.path.join("pyvenv.cfg").is_file()
@@ -117,7 +126,8 @@ impl Prefix {
     pub fn records_and_damage(&self) -> Result<(Vec<PrefixRecord>, Vec<Error>)> {
         let folder = self.path.join("conda-meta");
         let read = |error: std::io::Error| Error::io("read the folder", &folder, &error);
-        if !folder.exists() && self.is_venv() {
+        // Of a virtual environment or an interpreter: an environment of conda was only opened because it has the folder.
+        if !folder.exists() {
             return Ok((Vec::new(), Vec::new()));
         }
         let mut paths = Vec::new();
