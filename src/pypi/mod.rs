@@ -1,5 +1,23 @@
 //! The pip half: what a `pip:` section asks for, resolved together with the conda half, pinned by hash and installed in the same transaction.
 
+mod build;
+mod engine;
+mod pip;
+mod process;
+mod provided;
+mod resolve;
+mod section;
+/// Compatibility tags of wheels.
+pub mod tags;
+pub(crate) mod throwaway;
+mod uv;
+
+pub use build::wheel_metadata;
+pub use engine::{EngineChoice, Found, PypiResolver, Query};
+pub use provided::{CoreMetadata, Provided, provided};
+pub use resolve::{Context, Resolution, Workshop, check_record, trust_configured_indexes};
+pub use section::{Options as SectionOptions, Section};
+
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
