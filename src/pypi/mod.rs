@@ -1,7 +1,19 @@
 //! The pip half: what a `pip:` section asks for, resolved together with the conda half, pinned by hash and installed in the same transaction.
 
+/// Wheels into the cache.
+pub(crate) mod fetch;
+/// Wheels from the cache into an environment.
+pub(crate) mod install;
+/// What is installed, and taking it away.
+pub mod installed;
+/// `RECORD` files.
+pub(crate) mod record_file;
+/// Reading, checking and unpacking wheels.
+pub(crate) mod wheel;
+
 use std::path::PathBuf;
 
+pub use install::{InstalledFile, TareRecord, WheelFacts};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
