@@ -12,14 +12,25 @@ pub mod tags;
 pub(crate) mod throwaway;
 mod uv;
 
+/// Wheels into the cache.
+pub(crate) mod fetch;
+/// Wheels from the cache into an environment.
+pub(crate) mod install;
+/// What is installed, and taking it away.
+pub mod installed;
+/// `RECORD` files.
+pub(crate) mod record_file;
+/// Reading, checking and unpacking wheels.
+pub(crate) mod wheel;
+
+use std::path::PathBuf;
+
 pub use build::wheel_metadata;
 pub use engine::{EngineChoice, Found, PypiResolver, Query};
 pub use provided::{CoreMetadata, Provided, provided};
 pub use resolve::{Context, Resolution, Workshop, check_record, trust_configured_indexes};
 pub use section::{Options as SectionOptions, Section};
-
-use std::path::PathBuf;
-
+pub use install::{InstalledFile, TareRecord, WheelFacts};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
