@@ -158,7 +158,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Export(args) => export::export(&args, &context),
                 Command::Env(args::EnvCommand::Export(args)) => export::export(&args, &context),
                 Command::Convert(args) => convert::convert(&args, &context),
-                Command::Verify(args) => verify::verify(&args, &context),
+                Command::Verify(args) => block_on(verify::verify(args, &context)),
                 Command::Diff(args) => diff::diff(&args, &context),
                 Command::Env(args::EnvCommand::List) => env::list(&context),
                 Command::ShellHook(args) => shell_hook::shell_hook(&args, &context),

@@ -17,6 +17,7 @@ use serde::Deserialize;
 
 pub use activate::{Shell, activation, deactivation, shell_hook_json};
 pub use history::Revision;
+pub(crate) use history::requested as requested_after;
 pub use list::{
     Distribution, FIELDS, Hashes, ListOptions, Row, canonical, explicit_text, export_text, list_fields_text, list_text, revisions_json,
     revisions_text, rows,
