@@ -683,8 +683,24 @@ pub enum EnvCommand {
     /// Settings of an environment
     #[command(subcommand)]
     Config(EnvConfigCommand),
+    Digest(EnvDigestArgs),
     /// List the known environments
     List,
+}
+
+/// Print one hash of everything in an environment: content, modes, links, byte code
+///
+/// The same lock gives the same digest at the same path, and with `--relocatable` at any path. History and byte code of runs do not count.
+#[derive(Debug, Clone, Args)]
+pub struct EnvDigestArgs {
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Undo the replacements of the path of the environment that its packages list
+    #[arg(long)]
+    pub relocatable: bool,
+    /// Print a line for each file too, to be compared with those of another environment
+    #[arg(long)]
+    pub files: bool,
 }
 
 /// Remove a whole environment

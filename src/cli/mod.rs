@@ -161,6 +161,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Verify(args) => block_on(verify::verify(args, &context)),
                 Command::Diff(args) => diff::diff(&args, &context),
                 Command::Env(args::EnvCommand::List) => env::list(&context),
+                Command::Env(args::EnvCommand::Digest(args)) => env::digest(&args, &context),
                 Command::ShellHook(args) => shell_hook::shell_hook(&args, &context),
                 Command::Info(args) => info::info(&args, &context),
                 Command::Search(args) => block_on(search::search(&args, &context)),

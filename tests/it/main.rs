@@ -7,6 +7,7 @@ mod attack;
 mod change;
 mod concurrency;
 mod create;
+mod digest;
 mod environments;
 mod export;
 mod gpu;
