@@ -661,12 +661,22 @@ pub struct DiffArgs {
     /// The same
     #[arg(value_name = "B", value_hint = ValueHint::AnyPath)]
     pub b: String,
-    /// Print a table for a pull request
-    #[arg(long)]
+    /// text, or markdown: a table for a pull request
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = DiffFormat::Text)]
+    pub format: DiffFormat,
+    /// Same as `--format markdown`
+    #[arg(long, hide = true, conflicts_with = "format")]
     pub markdown: bool,
     /// Compare this platform of locks only
     #[arg(long, alias = "subdir", value_name = "PLATFORM")]
     pub platform: Option<String>,
+}
+
+/// How differences are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DiffFormat {
+    Text,
+    Markdown,
 }
 
 /// Manage environments

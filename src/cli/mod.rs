@@ -9,6 +9,8 @@ mod context;
 mod convert;
 mod create;
 mod diff;
+#[cfg(test)]
+mod documents;
 mod env;
 mod export;
 mod gpu;

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::args::VerifyArgs;
 use super::context::Context;
 use crate::change::{self, Repaired};
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::install::Cancel;
 use crate::prefix::{Prefix, Which};
 use crate::resolve::count;
@@ -42,6 +42,14 @@ pub async fn verify(args: VerifyArgs, context: &Context<'_>) -> Result<u8> {
     }
     printer.json(&document);
     printer.data(&report.text());
+    if !report.is_ok() {
+        let text = report.text();
+        let summary = text.lines().last().unwrap_or_default();
+        let mut error = Error::new(Kind::Verification, format!("`{}` is not as installed: {summary}", prefix.path().display()));
+        let first: Vec<&str> = text.lines().take(10).filter(|line| *line != summary).collect();
+        error = error.because(format!("\n{}", first.join("\n")));
+        printer.annotate_error(&error);
+    }
     Ok(if report.is_ok() { 0 } else { Kind::Verification.exit_code() })
 }
 

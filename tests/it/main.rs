@@ -8,6 +8,7 @@ mod change;
 mod concurrency;
 mod create;
 mod digest;
+mod documents;
 mod environments;
 mod export;
 mod gpu;
