@@ -17,6 +17,9 @@ use crate::create;
 use crate::error::{Error, Kind, Result};
 use crate::install::{self, CacheCheck, ExistingEnvironment, ExternalLinks, PrefixLock, Stamp, fetch, metadata};
 use crate::prefix::Prefix;
+use crate::pypi::fetch::WheelFetcher;
+use crate::pypi::installed::{self, Installed};
+use crate::pypi::{PypiPlan, ReadyWheel};
 use crate::report::Progress;
 use crate::verify::{self, Fault, Finding, Report};
 
@@ -108,6 +111,8 @@ struct State {
     lost: BTreeMap<String, Option<RepoDataRecord>>,
     /// The files of those packages, as far as they are noted.
     lost_paths: Vec<PathBuf>,
+    /// The Python packages that no conda package brought.
+    python: Vec<Installed>,
 }
 
 impl State {
@@ -115,7 +120,7 @@ impl State {
         let root = prefix.path();
         let stamp = prefix.stamp().ok().flatten();
         let (records, _) = prefix.records_and_damage()?;
-        let mut state = State { stamp, known: Vec::new(), lost: BTreeMap::new(), lost_paths: Vec::new() };
+        let mut state = State { stamp, known: Vec::new(), lost: BTreeMap::new(), lost_paths: Vec::new(), python: python_packages(prefix) };
         let noted: HashMap<&str, u64> =
             state.stamp.iter().flat_map(|stamp| &stamp.records).map(|(name, size)| (name.as_str(), *size)).collect();
         for record in records {
@@ -137,7 +142,8 @@ impl State {
             }
         }
         if !state.lost.is_empty() {
-            let owned: HashSet<&Path> = state.known.iter().flat_map(Known::paths).collect();
+            let mut owned: HashSet<&Path> = state.known.iter().flat_map(Known::paths).collect();
+            owned.extend(state.python.iter().flat_map(|installed| installed.files.iter().flatten()).map(PathBuf::as_path));
             let manifest = std::fs::read_to_string(root.join(metadata::TARE_FOLDER).join("files")).unwrap_or_default();
             state.lost_paths = manifest
                 .lines()
@@ -218,13 +224,15 @@ impl State {
             }
         }
 
-        let records = self.obtainable(records, repaired, options, settings, session, progress).await?;
+        let records = self.obtainable(records, repaired, options, settings, session, progress.clone()).await?;
+        let (unlink_python, keep_python, wheels) = self.damaged_python(prefix, repaired, options, settings, session, progress).await?;
         let names: HashSet<_> = records.iter().map(|record| record.package_record.name.clone()).collect();
         rewritten.retain(|file| records.iter().any(|record| record_file(record) == *file));
         repaired.packages = names.iter().map(|name| name.as_normalized().to_owned()).collect();
+        repaired.packages.extend(unlink_python.iter().map(|installed| installed.name.clone()));
         repaired.packages.sort();
         repaired.unrepaired.sort_by(|a, b| a.package.cmp(&b.package));
-        if records.is_empty() {
+        if records.is_empty() && wheels.is_empty() {
             return Ok(None);
         }
         let requested = match &self.stamp {
@@ -250,6 +258,13 @@ impl State {
         plan.clobber = true;
         plan.external_links = ExternalLinks::Allow;
         plan.register = false;
+        if !wheels.is_empty() {
+            let all = self.known.iter().map(|known| &known.record.repodata_record).chain(&plan.records);
+            match crate::pypi::install::python_version(all.map(|record| &record.package_record)) {
+                Some(python) => plan.pypi = Some(PypiPlan { wheels, python, engine: None, clobber: true }),
+                None => return Ok(None),
+            }
+        }
         let (unlink, keep): (Vec<Known>, Vec<Known>) = self.known.into_iter().partition(|known| names.contains(known.name()));
         let lost_paths = if rewritten.is_empty() { Vec::new() } else { self.lost_paths };
         let modes = install::read_modes(prefix.path());
@@ -258,6 +273,8 @@ impl State {
             plan,
             keep,
             unlink,
+            keep_python,
+            unlink_python,
             update_specs: Vec::new(),
             remove_specs: Vec::new(),
             variables: None,
@@ -265,6 +282,73 @@ impl State {
             moved_from: None,
             repair: Some(Repair { modes: modes.filter(|_| self.stamp.is_some()), stamp: self.stamp, lost_records: rewritten, lost_paths }),
         }))
+    }
+
+    /// The Python packages that are linked anew, those that stay, and the wheels.
+    async fn damaged_python(
+        &mut self,
+        prefix: &Prefix,
+        repaired: &mut Repaired,
+        options: &Options,
+        settings: &Settings,
+        session: &Session,
+        progress: Arc<dyn Progress>,
+    ) -> Result<(Vec<Installed>, Vec<Installed>, Vec<ReadyWheel>)> {
+        let mut owners: HashMap<&Path, usize> = HashMap::new();
+        for (number, installed) in self.python.iter().enumerate().filter(|(_, installed)| installed.is_ours()) {
+            owners.extend(installed.files.iter().flatten().map(|path| (path.as_path(), number)));
+            owners.insert(&installed.info, number);
+        }
+        let mut chosen: BTreeSet<usize> = BTreeSet::new();
+        for finding in &repaired.before.findings {
+            let path = Path::new(&finding.path);
+            let repairable = matches!(
+                finding.fault,
+                Fault::Missing
+                    | Fault::Changed
+                    | Fault::WrongLink
+                    | Fault::DanglingLink
+                    | Fault::WrongMode
+                    | Fault::Unreadable
+                    | Fault::StalePyc
+                    | Fault::DamagedRecord
+            );
+            if repairable {
+                chosen.extend(owners.get(path).or_else(|| owners.get(source_of(path)?.as_path())));
+            }
+        }
+        let fetcher = WheelFetcher {
+            cache: &session.package_cache,
+            client: session.client.clone(),
+            check: CacheCheck::Full,
+            concurrency: settings.concurrency.value,
+            progress,
+            cancel: options.cancel.clone(),
+        };
+        let (mut again, mut wheels) = (BTreeSet::new(), Vec::new());
+        for number in chosen {
+            let installed = &self.python[number];
+            let paths: HashSet<&Path> = installed.files.iter().flatten().map(PathBuf::as_path).collect();
+            let ready = installed.tare.as_ref().map(crate::pypi::TareRecord::ready);
+            let tried = match (obstacle(prefix.path(), &paths), ready) {
+                (Some(why), _) => Err(Error::failure(why)),
+                (None, Some(ready)) => fetcher.ensure(std::slice::from_ref(&ready)).await.map(|_| ready),
+                (None, None) => continue,
+            };
+            match tried {
+                Ok(ready) => {
+                    again.insert(number);
+                    wheels.push(ready);
+                }
+                Err(error) if error.kind() == Kind::Interrupted => return Err(error),
+                Err(error) => repaired.unrepaired.push(Unrepaired { package: installed.name.clone(), why: error.to_string() }),
+            }
+        }
+        let (mut unlink, mut keep) = (Vec::new(), Vec::new());
+        for (number, installed) in std::mem::take(&mut self.python).into_iter().enumerate() {
+            if again.contains(&number) { unlink.push(installed) } else { keep.push(installed) }
+        }
+        Ok((unlink, keep, wheels))
     }
 
     /// Adds the packages that share a path with those chosen: which of them has its file there is decided among all of them.
@@ -380,6 +464,35 @@ impl State {
         }
         Ok(obtained)
     }
+}
+
+/// The Python packages as they are, those of tare with the files that tare noted: a `RECORD` may be damaged or gone.
+fn python_packages(prefix: &Prefix) -> Vec<Installed> {
+    let mut all = installed::read(prefix);
+    let (noted, _) = installed::noted(prefix.path());
+    for record in noted {
+        let info = PathBuf::from(&record.dist_info);
+        let files: Vec<PathBuf> = record.files.iter().map(|file| PathBuf::from(&file.path)).collect();
+        match all.iter_mut().find(|installed| installed.name == record.record.name.as_ref()) {
+            Some(installed) if installed.info == info => {
+                installed.files = Some(files);
+                installed.tare = Some(record);
+            }
+            // Another version by another tool.
+            Some(_) => {}
+            None => all.push(Installed {
+                name: record.record.name.to_string(),
+                version: record.record.version.to_string(),
+                info,
+                installer: crate::pypi::install::INSTALLER.to_owned(),
+                requested: record.record.requested,
+                files: Some(files),
+                requires: record.record.requires_dist.clone(),
+                tare: Some(record),
+            }),
+        }
+    }
+    all
 }
 
 fn record_file(record: &RepoDataRecord) -> String {

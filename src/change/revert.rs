@@ -93,7 +93,7 @@ pub async fn revert(number: usize, options: &Options, settings: &Settings, progr
     plan.remove_specs = open.requested.keys().filter(|name| !requested.contains_key(*name)).cloned().collect();
     plan.requested = requested;
     plan.same_input = true;
-    plan.warn_about_pip(&open.prefix, &*progress);
+    plan.warn_about_pip(&*progress);
     if options.dry_run || plan.is_nothing(&open) {
         return Ok(Outcome { plan, changed: None });
     }

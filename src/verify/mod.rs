@@ -260,6 +260,7 @@ pub fn verify(prefix: &Prefix, options: Options, progress: &dyn Progress) -> Res
     for distribution in &distributions {
         findings.extend(record::check(root, distribution, &mut owned, &counts));
     }
+    findings.extend(record::noted(root, &distributions, &mut owned));
     findings.extend(pyc::stale(root, &prefix::site_packages(root)));
     if options.extra {
         findings.extend(extra::find(root, &owned, &expected, &distributions));
