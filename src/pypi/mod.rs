@@ -1,15 +1,32 @@
 //! The pip half: what a `pip:` section asks for, resolved together with the conda half, pinned by hash and installed in the same transaction.
 
+mod build;
+mod engine;
 /// Wheels into the cache.
 pub(crate) mod fetch;
 /// Wheels from the cache into an environment.
 pub(crate) mod install;
 /// What is installed, and taking it away.
 pub mod installed;
+mod pip;
+mod process;
+mod provided;
 /// `RECORD` files.
 pub(crate) mod record_file;
+mod resolve;
+mod section;
+/// Compatibility tags of wheels.
+pub mod tags;
+pub(crate) mod throwaway;
+mod uv;
 /// Reading, checking and unpacking wheels.
 pub(crate) mod wheel;
+
+pub use build::wheel_metadata;
+pub use engine::{EngineChoice, Found, PypiResolver, Query};
+pub use provided::{CoreMetadata, Provided, provided};
+pub use resolve::{Context, Resolution, Workshop, check_record, trust_configured_indexes};
+pub use section::{Options as SectionOptions, Section};
 
 use std::path::PathBuf;
 
