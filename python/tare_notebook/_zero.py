@@ -23,7 +23,7 @@ def settle(limit: int = 10) -> int:
         found = gc.collect()
         freed += found
         now = _torch.allocated(torch)
-        quiet = quiet + 1 if found == 0 and now == last else 0
+        quiet = quiet + 1 if found == 0 and last in (None, now) else 0
         last = now
         if quiet:
             break

@@ -3,7 +3,7 @@
 Only what a notebook helper can see is here: types, references, the allocator's figures. Shapes are right, numbers are not computed.
 """
 
-import sys as _sys
+import ctypes
 
 from . import _books
 
@@ -90,22 +90,22 @@ class _Hidden:
 
 
 class _Vault:
-    # ctypes.py_object is not tracked by the collector: what it refers to is as good as held by C++.
+    # A reference count and an address: what is meant is out of the collector's sight, as if C++ held it.
     def __init__(self):
         self.cells = {}
 
     def put(self, key, values):
-        import ctypes
-
-        self.cells[key] = [ctypes.py_object(value) for value in values]
+        for value in values:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+        self.cells[key] = [id(value) for value in values]
 
     def get(self, key):
         cells = self.cells.get(key)
-        return tuple(cell.value for cell in cells) if cells else None
+        return tuple(ctypes.cast(cell, ctypes.py_object).value for cell in cells) if cells else None
 
     def drop(self, key):
-        if self.cells is not None:
-            self.cells.pop(key, None)
+        for cell in self.cells.pop(key, ()):
+            ctypes.pythonapi.Py_DecRef(ctypes.cast(cell, ctypes.py_object))
 
 
 _vault = _Vault()

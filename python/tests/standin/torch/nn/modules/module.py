@@ -4,7 +4,7 @@ from ... import matmul
 from ...utils.hooks import RemovableHandle
 from ..parameter import Parameter
 
-_global_forward_hooks = OrderedDict()
+_global_forward_hooks = OrderedDict()  # of all modules
 
 
 class Module:
@@ -65,7 +65,7 @@ class Module:
 
 
 class Linear(Module):
-    def __init__(self, inputs, outputs, device="cpu"):
+    def __init__(self, inputs, outputs, bias=True, device="cpu"):
         super().__init__()
         self.weight = Parameter((inputs, outputs), device=device)
 
