@@ -197,6 +197,9 @@ class Describer:
         for index, (parent, child) in enumerate(zip(nodes, nodes[1:])):
             text, expr = steps[-1].text, steps[-1].expr
             owner = steps[-2] if len(steps) > 1 else None
+            if owner is not None and len(steps) > 2 and isinstance(owner.node, dict) and self._is_space(steps[-3].node, owner.node):
+                # The dict of an instance between the two says nothing.
+                owner = steps[-3]
             if root is not None and index == 0 and isinstance(parent, dict) and root.kind == "module global":
                 one = _search.dict_hop(parent, child, True)
                 name = one.text.lstrip(".")

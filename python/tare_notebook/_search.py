@@ -1,8 +1,11 @@
 """From survivors back to roots: who refers to whom, without a reverse graph of the whole heap.
 
 `gc.get_referrers(*few)` walks the heap once and compares every reference with each of `few`; past about a hundred it is cheaper to walk the heap
-ourselves and ask a set. Both cost the same whatever the number of levels above, so the work is kept down by needing few levels: what is known about
-`nn.Module` and optimizers is written down first, without any walk, and a search stops where it meets a root.
+ourselves and ask a set. One walk costs the same whatever it finds, so the work is kept down by needing few of them:
+
+* what is known about `nn.Module` and optimizers is written down first, without any walk;
+* the user's own names are followed downwards as far as that is cheap;
+* of many survivors a few are followed up to a root, and that root's branch is then followed downwards: what hangs there too is found with it.
 """
 
 from __future__ import annotations
@@ -23,8 +26,15 @@ from . import _torch
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
-#: More nodes than this at once are looked for by walking the heap with a set.
-FEW = 96
+#: Nodes that are looked for in one walk by `gc.get_referrers`.
+FEW = 32
+#: More than this at once are looked for by walking the heap with a set, once samples have not been enough.
+MANY = 96
+#: Objects that one look downwards may visit, and the size from which a container is not looked into.
+DOWN = 300_000
+WIDE = 50_000
+#: Holders of one node that are followed, where there are very many.
+CROWD = 2_000
 #: Objects a walk hands to `gc.get_referents` in one call.
 CHUNK = 256
 
@@ -133,6 +143,7 @@ class Search:
         #: node -> (distance, rank, next node towards the root)
         self.way: Dict[int, Tuple[int, int, int]] = {}
         self.targets = [id(target) for target in targets]
+        self.samples = 0
         self.frontier: List[int] = []
         self.deferred: Set[int] = set()
         self.scanned: Set[int] = set()
@@ -329,6 +340,13 @@ class Search:
     def run(self) -> None:
         """Searches until every target has a way to a root, nothing is left to look at, or the time is up."""
         try:
+            if self.namespace is not None and self.unresolved():
+                self._add(self.namespace)
+                self._down([self.namespace])
+                classes = [one for one in list(self.namespace.values()) if isinstance(one, type) and one.__module__ == self.namespace.get("__name__")]
+                self.own.add(id(classes))
+                if classes and self.unresolved():
+                    self._down(classes)
             while self.unresolved():
                 needed = self._needed()
                 level = [key for key in self.frontier if key in needed and key not in self.scanned]
@@ -345,14 +363,87 @@ class Search:
                 if time.monotonic() > self.deadline:
                     self.truncated = "the time for the search was used up"
                     return
+                if len(level) > FEW and (self.samples < 3 or len(level) <= MANY):
+                    # A few of them; what they lead to is followed first, the others wait.
+                    self.samples += 1
+                    level, waiting = level[:FEW], level[FEW:]
+                else:
+                    waiting = []
                 self.scanned.update(level)
                 before = set(self.nodes)
-                self.own.add(id(before))
+                open_before = set(self.unresolved())
+                self.own.update((id(before), id(open_before)))
                 self._look_in_frames(set(level))
                 self._walk(level)
                 self._climb([key for key in self.nodes if key not in before])
+                self.frontier.extend(waiting)
+                self._follow_down(open_before)
         finally:
             self.objects = None
+
+    def _follow_down(self, open_before: Set[int]) -> None:
+        """Where a root was met: what else hangs on the same branch."""
+        left = set(self.unresolved())
+        if not left:
+            return
+        starts: Dict[int, Any] = {}
+        for key in open_before - left:
+            chain = [key]
+            while self.way[chain[-1]][2] != chain[-1]:
+                chain.append(self.way[chain[-1]][2])
+            # The nodes below the root: the root itself may be all of a library.
+            for one in chain[-2:-5:-1]:
+                starts.setdefault(one, self.nodes[one])
+        self.own.add(id(starts))
+        if starts:
+            self._down(list(starts.values()))
+
+    def _down(self, starts: List[Any]) -> None:
+        """Follows references downwards from nodes that are known, and writes down the way to each survivor that is met."""
+        wanted = set(self.unresolved())
+        came: Dict[int, int] = {}
+        objects: Dict[int, Any] = {id(one): one for one in starts}
+        layer: List[Any] = list(starts)
+        self.own.update((id(came), id(objects), id(layer), id(starts), id(wanted)))
+        first = set(objects)
+        while layer and wanted and len(came) < DOWN and time.monotonic() < self.deadline:
+            following: List[Any] = []
+            self.own.add(id(following))
+            for parent in layer:
+                inside = list(parent.__dict__.values()) if isinstance(parent, type) else gc.get_referents(parent)
+                self.own.add(id(inside))
+                if len(inside) > WIDE and id(parent) not in self.spaces:
+                    continue
+                for child in inside:
+                    key = id(child)
+                    if key in came or key in first:
+                        continue
+                    kind = type(child)
+                    if kind in _LEAVES or not gc.is_tracked(child):
+                        continue
+                    came[key] = id(parent)
+                    if key in wanted:
+                        objects[key] = child
+                        self._write_down(key, came, objects)
+                        wanted.discard(key)
+                        continue
+                    if key in self.spaces or key in self.own or isinstance(child, (type, types.ModuleType)) or self._root(child, key) is not None:
+                        continue
+                    objects[key] = child
+                    following.append(child)
+            layer = following
+        objects.clear()
+        layer = []
+
+    def _write_down(self, key: int, came: Dict[int, int], objects: Dict[int, Any]) -> None:
+        chain = [key]
+        while chain[-1] in came:
+            chain.append(came[chain[-1]])
+        # From the top, so that each node that comes in has a way already and need not be looked for.
+        for child, parent in reversed(list(zip(chain, chain[1:]))):
+            if child not in self.nodes:
+                self.nodes[child] = objects[child]
+            self._edge(child, objects[parent])
 
     def _look_in_frames(self, level: Set[int]) -> None:
         # Functions that run are not among the objects that the collector tracks (3.11 and later).
@@ -371,7 +462,7 @@ class Search:
         self.walks += 1
         wanted = set(level)
         self.own.update((id(wanted), id(level)))
-        if len(level) <= FEW:
+        if len(level) <= MANY:
             few = [self.nodes[key] for key in level]
             self.own.add(id(few))
             found = gc.get_referrers(*few)
@@ -379,12 +470,20 @@ class Search:
         else:
             found = self._containers_of(wanted)
         self.own.add(id(found))
+        if len(found) > CROWD:
+            # They are one kind of thing that something holds together: roots among them, and a part of the rest.
+            step = len(found) // CROWD
+            found = [one for one in found if id(one) in self.spaces or isinstance(one, type)] + found[::step]
+            self.own.add(id(found))
+        known = self.nodes
         for parent in found:
             if self._skip(parent):
                 continue
             for child in gc.get_referents(parent):
-                if id(child) in wanted:
-                    self._edge(id(child), parent)
+                key = id(child)
+                # Others that wait are found with it.
+                if key in wanted or key in known:
+                    self._edge(key, parent)
 
     def _containers_of(self, wanted: Set[int]) -> List[Any]:
         if self.objects is None:
@@ -436,6 +535,9 @@ class Search:
             one.clear()
         self._owners.clear()
         self.objects = None
+
+
+_LEAVES = frozenset((str, int, float, bool, bytes, type(None), types.CodeType, types.BuiltinFunctionType, types.ModuleType))
 
 
 def isinstance_of(node: Any, module: Any, name: str) -> bool:
