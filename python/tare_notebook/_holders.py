@@ -307,6 +307,8 @@ class Describer:
 
     def needs(self, line: str, root: Optional[_search.Root]) -> str:
         """The line with the imports that it needs."""
+        if line.startswith("import "):
+            return line
         imports = []
         if "sys.modules[" in line or line.startswith("sys."):
             imports.append("sys")

@@ -475,15 +475,14 @@ class Search:
             step = len(found) // CROWD
             found = [one for one in found if id(one) in self.spaces or isinstance(one, type)] + found[::step]
             self.own.add(id(found))
-        known = self.nodes
+        # Others that wait are found with it.
+        known = set(self.nodes)
+        self.own.add(id(known))
         for parent in found:
             if self._skip(parent):
                 continue
-            for child in gc.get_referents(parent):
-                key = id(child)
-                # Others that wait are found with it.
-                if key in wanted or key in known:
-                    self._edge(key, parent)
+            for key in known.intersection(map(id, gc.get_referents(parent))):
+                self._edge(key, parent)
 
     def _containers_of(self, wanted: Set[int]) -> List[Any]:
         if self.objects is None:

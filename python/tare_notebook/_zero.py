@@ -12,6 +12,11 @@ from . import _holders, _ipython, _memory, _torch
 from ._tables import Shown, Table, Verdict, size
 
 
+def many(count: int, what: str) -> str:
+    """`1 name`, `2 names`."""
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
 def settle(limit: int = 10) -> int:
     """`gc.collect()` until it finds nothing more and the allocator's figure stands still. Returns how many objects it freed.
 
@@ -112,15 +117,15 @@ class Zeroed:
             parts.append(Table(["name", "tensors"], rows, "would remove", right=["tensors"]) if rows else "no names to remove")
             if len(self.named) > 20:
                 parts.append(f"and {len(self.named) - 20} more names")
-            more = [f"{self.outputs} outputs" if self.outputs else "", f"{self.errors} traces of the last error" if self.errors else ""]
+            more = [many(self.outputs, "output") if self.outputs else "", "the last error" if self.errors else ""]
             more += [what for what, _ in self.caches]
             parts.append("would also let go of: " + ", ".join(part for part in more if part) if any(more) else None)
             parts.append(Verdict("DRY RUN", "nothing was changed", True))
             return Shown(*parts)
         parts.append(Table(["", "before", "after", "change"], self._rows(), right=["before", "after", "change"]))
-        names = f"{len(self.names)} names" + (f" ({self.modules} modules)" if self.modules else "")
-        did = [names if self.names else "", f"{self.outputs} outputs" if self.outputs else "", "the last error" if self.errors else ""]
-        did.append(f"{self.freed} objects in cycles" if self.freed else "")
+        names = many(len(self.names), "name") + (f" ({many(self.modules, 'module')})" if self.modules else "")
+        did = [names if self.names else "", many(self.outputs, "output") if self.outputs else "", "the last error" if self.errors else ""]
+        did.append(f"{many(self.freed, 'object')} in cycles" if self.freed else "")
         did += [what for what, result in self.caches if result == "cleared"]
         parts.append("let go of: " + ", ".join(part for part in did if part) if any(did) else None)
         failed = [f"{what}: {result}" for what, result in self.caches if result != "cleared"]
