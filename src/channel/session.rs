@@ -469,7 +469,7 @@ fn list(subdirs: &[Subdir]) -> String {
     subdirs.iter().map(|subdir| subdir.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-fn login_hint(url: &Url) -> String {
+pub(crate) fn login_hint(url: &Url) -> String {
     format!("store credentials for it: tare auth login {}", url.host_str().unwrap_or("HOST"))
 }
 
