@@ -32,9 +32,10 @@ use rattler_networking::LazyClient;
 use serde::Serialize;
 
 pub use cancel::Cancel;
+pub(crate) use cancel::CancelOnDrop;
 pub use fetch::{Archive, CacheCheck};
 pub use lock::{DEFAULT_LOCK_TIMEOUT, Holder, PrefixLock};
-pub(crate) use metadata::{FileKind, hex as hex_text, is_host, read_modes, set_mode, sha256_hex, without_secrets};
+pub(crate) use metadata::{FileKind, TARE_FOLDER, hex as hex_text, is_host, read_modes, set_mode, sha256_hex, without_secrets};
 pub use metadata::{Stamp, channel_name, digest_of, environments_file, first_damage, history_name, register};
 pub use swap::{Placing, Recovered, needs_recovery, recover};
 pub use target::{ExistingEnvironment, TargetState, resolve_prefix, state_of_target};

@@ -14,7 +14,13 @@ use crate::prefix::{self, Distribution};
 use crate::pypi::record_file::{Line, inside, parse};
 
 /// Checks the files of a distribution and adds them to `owned`.
-pub(super) fn check(root: &Path, distribution: &Distribution, owned: &mut HashSet<PathBuf>, counts: &Counts) -> Vec<Finding> {
+pub(super) fn check(
+    root: &Path,
+    distribution: &Distribution,
+    owned: &mut HashSet<PathBuf>,
+    counts: &Counts,
+    contents: bool,
+) -> Vec<Finding> {
     let name = distribution.name.as_str();
     let Some(site) = distribution.path.parent() else { return Vec::new() };
     owned.insert(distribution.path.clone());
@@ -73,6 +79,14 @@ pub(super) fn check(root: &Path, distribution: &Distribution, owned: &mut HashSe
                 }
                 return None;
             };
+            if !contents {
+                counts.files.fetch_add(1, Ordering::Relaxed);
+                let len = std::fs::metadata(&full).map(|metadata| metadata.len()).unwrap_or(metadata.len());
+                return line.size.filter(|size| *size != len).map(|size| Finding {
+                    detail: Some(format!("{len} bytes instead of {size}")),
+                    ..finding(Fault::Changed, relative, name)
+                });
+            }
             match hash_file(&full) {
                 Ok((actual, len)) => {
                     counts.files.fetch_add(1, Ordering::Relaxed);
