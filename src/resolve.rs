@@ -50,6 +50,8 @@ pub struct Inputs {
     pub fallback_channels: Vec<String>,
     /// The machine of an older lock.
     pub recorded: platform::Recorded,
+    /// The caller takes the `pip:` section too.
+    pub with_pip: bool,
 }
 
 /// The request after reading, before any repodata was looked at.
@@ -137,7 +139,7 @@ pub fn prepare_fetched(fetched: &[Fetched], inputs: &Inputs, settings: &Settings
     if let Some(first) = spec.pip.first() {
         if inputs.no_pip {
             progress.note(&format!("the `pip:` section is skipped (--no-pip): {} not installed", count(spec.pip.len(), "item")));
-        } else {
+        } else if !inputs.with_pip {
             let mut error = Error::failure("the `pip:` section cannot be installed yet")
                 .because("leaving it out silently would make another environment than the file asks for")
                 .hint("`--no-pip` creates the environment without it");

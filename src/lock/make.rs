@@ -8,17 +8,19 @@ use rattler_conda_types::{GenericVirtualPackage, MatchSpec, PackageName, RepoDat
 use serde_json::{Value, json};
 
 use super::{
-    GpuProvenance, HOST_SCHEME, Lock, LockedPlatform, LockedVirtualPackage, PlatformProvenance, Provenance, ReadOptions, for_lock,
-    is_machine_bound, without_credentials, write_tare,
+    GpuProvenance, HOST_SCHEME, Lock, LockedPlatform, LockedPypi, LockedVirtualPackage, PlatformProvenance, Provenance, ReadOptions,
+    for_lock, is_machine_bound, without_credentials, write_tare,
 };
 use crate::channel::Session;
 use crate::config::Settings;
 use crate::error::{Error, Kind, Result};
+use crate::install::Cancel;
 use crate::platform::{self, GpuIntent, Provenance as Origin, VirtualPackage};
+use crate::pypi::{self, EngineChoice, PypiSource, Section, Workshop};
 use crate::report::{Progress, Silent};
 use crate::resolve::{self, Inputs, Prepared, Resolved};
 use crate::solve::Favor;
-use crate::spec::Fetched;
+use crate::spec::{Fetched, Location, PipItem, PipKind};
 
 /// The solver, for the record.
 const ENGINE: &str = "resolvo (rattler_solve 12.0.3)";
@@ -81,6 +83,7 @@ pub async fn make(inputs: &Inputs, options: &MakeOptions, settings: &Settings, p
     let session = Session::open(settings, progress.clone())?;
     let mut inputs = inputs.clone();
     inputs.target_given = true;
+    inputs.with_pip = true;
     let fetched = resolve::fetch(&inputs, &session).await?;
     let (old_text, old) = older(options)?;
     let platforms = platforms(&inputs, options, old.as_ref(), &fetched, settings)?;
@@ -126,6 +129,10 @@ pub async fn make(inputs: &Inputs, options: &MakeOptions, settings: &Settings, p
             start(&mut lock, &prepared, &of_platform, &*progress);
         }
         fill(&mut lock, name, &prepared, &resolved, decided_by, matters);
+        if !prepared.spec.pip.is_empty() && !of_platform.no_pip {
+            let solved = pypi_half(&mut lock, before, &prepared, &resolved, options, settings, &session, progress.clone()).await;
+            solved.map_err(|error| if platforms.len() > 1 { on_platform(error, name) } else { error })?;
+        }
     }
     lock.sort();
     let text = write_tare(&lock)?;
@@ -136,6 +143,87 @@ pub async fn make(inputs: &Inputs, options: &MakeOptions, settings: &Settings, p
         write(&options.output, &text)?;
     }
     Ok(Made { path: options.output.clone(), lock, text, changed, changes })
+}
+
+/// Resolves the `pip:` section for the platform that was filled last, keeping what an older lock holds where that fits.
+#[allow(clippy::too_many_arguments)]
+async fn pypi_half(
+    lock: &mut Lock,
+    before: Option<&LockedPlatform>,
+    prepared: &Prepared,
+    resolved: &Resolved,
+    options: &MakeOptions,
+    settings: &Settings,
+    session: &Session,
+    progress: Arc<dyn Progress>,
+) -> Result<()> {
+    let mut section = Section::load(&prepared.spec.pip, &|name| std::env::var(name).ok())?;
+    section.complete(session).await?;
+    let context = |progress: Arc<dyn Progress>| pypi::Context {
+        records: &resolved.records,
+        target: &prepared.target,
+        session,
+        concurrency: settings.concurrency.value,
+        choice: EngineChoice::default(),
+        exclude_newer: prepared.exclude_newer,
+        progress,
+        cancel: Cancel::new(),
+    };
+    let mut workshop = Workshop::new(context(progress))?;
+    let free: BTreeSet<String> = options.update.iter().map(|name| crate::prefix::normalize(name)).collect();
+    let mut held = section.clone();
+    if !options.upgrade {
+        held.constraints.extend(before.into_iter().flat_map(|before| &before.pypi).filter(|old| !free.contains(&old.name)).filter_map(pin));
+    }
+    let solution = if held.constraints.len() > section.constraints.len() {
+        match workshop.resolve(&held).await {
+            Ok(solution) => solution,
+            // Something has to move.
+            Err(error) if matches!(error.kind(), Kind::Unsatisfiable | Kind::Failure) => workshop.resolve(&section).await?,
+            Err(error) => return Err(error),
+        }
+    } else {
+        workshop.resolve(&section).await?
+    };
+    let mut indexes: Vec<String> = section.options.index_url.iter().chain(&section.options.extra_index_urls).cloned().collect();
+    for record in &solution.records {
+        if let PypiSource::Archive { index: Some(index), .. } = &record.source {
+            indexes.push(index.to_string());
+        }
+    }
+    for index in indexes.iter().map(|index| without_credentials(index)) {
+        let plain = |text: &str| text.trim_end_matches('/').to_owned();
+        if !lock.indexes.iter().any(|known| plain(known) == plain(&index)) {
+            lock.indexes.push(index);
+        }
+    }
+    for link in &section.options.find_links {
+        let text = match link {
+            Location::Path(path) => path.display().to_string(),
+            Location::Url(url) => without_credentials(url.as_str()),
+        };
+        if !lock.find_links.contains(&text) {
+            lock.find_links.push(text);
+        }
+    }
+    if let Some(engine) = &solution.engine {
+        lock.provenance.pypi_engine = Some(format!("{} {}", engine.name, engine.version));
+    }
+    if let Some(platform) = lock.platforms.last_mut() {
+        platform.pypi = solution.records.iter().map(super::locked_pypi).collect();
+    }
+    Ok(())
+}
+
+/// A constraint that keeps a package of an older lock at its version.
+fn pin(old: &LockedPypi) -> Option<PipItem> {
+    if old.direct || old.vcs.is_some() || old.editable {
+        return None;
+    }
+    let text = format!("{}=={}", old.name, old.version.as_ref()?);
+    let requirement = text.parse().ok()?;
+    let kind = PipKind::Requirement { requirement: Box::new(requirement), hashes: Vec::new() };
+    Some(PipItem { kind, text, base_dir: None, place: None })
 }
 
 /// The lock that is there already, and its bytes.
@@ -197,6 +285,11 @@ fn favor(options: &MakeOptions, old: Option<&Lock>) -> Result<Favor> {
         let name: PackageName = text.parse().map_err(|error| Error::usage(format!("`{text}` is no package name")).because(error))?;
         let known =
             |old: &Lock| old.platforms.iter().any(|platform| platform.conda.iter().any(|record| record.package_record.name == name));
+        let python = crate::prefix::normalize(text);
+        let in_pypi = |old: &Lock| old.platforms.iter().any(|platform| platform.pypi.iter().any(|package| package.name == python));
+        if !old.is_some_and(known) && old.is_some_and(in_pypi) {
+            continue;
+        }
         if !old.is_some_and(known) {
             let error = Error::usage(format!("`{text}` is not in `{}`", options.output.display()));
             let all: BTreeSet<&str> = old
@@ -522,6 +615,10 @@ fn change(before: Option<&LockedPlatform>, now: &LockedPlatform) -> PlatformChan
                 let package = &record.package_record;
                 (package.name.as_normalized().to_owned(), (format!("{} {}", package.version, package.build), record.url.to_string()))
             })
+            .chain(platform.pypi.iter().map(|package| {
+                let version = package.version.clone().unwrap_or_default();
+                (format!("{} (pypi)", package.name), (version, package.location.clone()))
+            }))
             .collect()
     };
     let (old, new) = (before.map(of).unwrap_or_default(), of(now));

@@ -107,6 +107,11 @@ impl Section {
         Ok(())
     }
 
+    /// The files by URL that were not fetched ([`Section::complete`] does), credentials hidden.
+    pub fn not_fetched(&self) -> Vec<String> {
+        self.pending.iter().map(|pending| crate::channel::redact_url(&pending.url)).collect()
+    }
+
     /// Whether there is nothing to install.
     pub fn is_empty(&self) -> bool {
         self.requirements.is_empty() && self.pending.is_empty()

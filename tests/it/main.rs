@@ -17,5 +17,6 @@ mod hostile;
 mod interop;
 mod lock;
 mod malformed;
+mod pip_locks;
 mod reference;
 mod repair;
