@@ -130,7 +130,8 @@ pub async fn make(inputs: &Inputs, options: &MakeOptions, settings: &Settings, p
         }
         fill(&mut lock, name, &prepared, &resolved, decided_by, matters);
         if !prepared.spec.pip.is_empty() && !of_platform.no_pip {
-            let solved = pypi_half(&mut lock, before, &prepared, &resolved, options, settings, &session, progress.clone()).await;
+            let engine = old.as_ref().and_then(|old| old.provenance.pypi_engine.clone());
+            let solved = pypi_half(&mut lock, before, engine, &prepared, &resolved, options, settings, &session, progress.clone()).await;
             solved.map_err(|error| if platforms.len() > 1 { on_platform(error, name) } else { error })?;
         }
     }
@@ -150,6 +151,7 @@ pub async fn make(inputs: &Inputs, options: &MakeOptions, settings: &Settings, p
 async fn pypi_half(
     lock: &mut Lock,
     before: Option<&LockedPlatform>,
+    old_engine: Option<String>,
     prepared: &Prepared,
     resolved: &Resolved,
     options: &MakeOptions,
@@ -206,11 +208,15 @@ async fn pypi_half(
             lock.find_links.push(text);
         }
     }
+    let mut packages: Vec<LockedPypi> = solution.records.iter().map(super::locked_pypi).collect();
+    packages.sort();
     if let Some(engine) = &solution.engine {
-        lock.provenance.pypi_engine = Some(format!("{} {}", engine.name, engine.version));
+        // The same packages again are still those that the program of then has chosen.
+        let kept = old_engine.filter(|_| before.is_some_and(|before| before.pypi == packages));
+        lock.provenance.pypi_engine = Some(kept.unwrap_or_else(|| format!("{} {}", engine.name, engine.version)));
     }
     if let Some(platform) = lock.platforms.last_mut() {
-        platform.pypi = solution.records.iter().map(super::locked_pypi).collect();
+        platform.pypi = packages;
     }
     Ok(())
 }
