@@ -326,6 +326,8 @@ impl One<'_> {
             let Ok(spec) = spec::parse_match_spec(text, None) else { continue };
             if let Some(name) = name_of(&spec)
                 && !names.contains(&name)
+                // Added for the section.
+                && !(name == "pip" && !self.spec.pip.is_empty())
             {
                 return Err(self.fail(format!("it was made with `{text}`, which is not asked for any more"), None));
             }

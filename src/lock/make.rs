@@ -16,11 +16,11 @@ use crate::config::Settings;
 use crate::error::{Error, Kind, Result};
 use crate::install::Cancel;
 use crate::platform::{self, GpuIntent, Provenance as Origin, VirtualPackage};
-use crate::pypi::{self, EngineChoice, PypiSource, Section, Workshop};
+use crate::pypi::{self, PypiSource, Workshop};
 use crate::report::{Progress, Silent};
 use crate::resolve::{self, Inputs, Prepared, Resolved};
 use crate::solve::Favor;
-use crate::spec::{Fetched, Location, PipItem, PipKind};
+use crate::spec::{Fetched, Location};
 
 /// The solver, for the record.
 const ENGINE: &str = "resolvo (rattler_solve 12.0.3)";
@@ -83,7 +83,6 @@ pub async fn make(inputs: &Inputs, options: &MakeOptions, settings: &Settings, p
     let session = Session::open(settings, progress.clone())?;
     let mut inputs = inputs.clone();
     inputs.target_given = true;
-    inputs.with_pip = true;
     let fetched = resolve::fetch(&inputs, &session).await?;
     let (old_text, old) = older(options)?;
     let platforms = platforms(&inputs, options, old.as_ref(), &fetched, settings)?;
@@ -129,7 +128,7 @@ pub async fn make(inputs: &Inputs, options: &MakeOptions, settings: &Settings, p
             start(&mut lock, &prepared, &of_platform, &*progress);
         }
         fill(&mut lock, name, &prepared, &resolved, decided_by, matters);
-        if !prepared.spec.pip.is_empty() && !of_platform.no_pip {
+        if prepared.pip.is_some() {
             let engine = old.as_ref().and_then(|old| old.provenance.pypi_engine.clone());
             let solved = pypi_half(&mut lock, before, engine, &prepared, &resolved, options, settings, &session, progress.clone()).await;
             solved.map_err(|error| if platforms.len() > 1 { on_platform(error, name) } else { error })?;
@@ -159,34 +158,25 @@ async fn pypi_half(
     session: &Session,
     progress: Arc<dyn Progress>,
 ) -> Result<()> {
-    let mut section = Section::load(&prepared.spec.pip, &|name| std::env::var(name).ok())?;
+    let Some(mut section) = prepared.pip.clone() else { return Ok(()) };
     section.complete(session).await?;
-    let context = |progress: Arc<dyn Progress>| pypi::Context {
+    let free: BTreeSet<String> = options.update.iter().map(|name| crate::prefix::normalize(name)).collect();
+    if !options.upgrade {
+        let old = before.into_iter().flat_map(|before| &before.pypi);
+        let held: Vec<_> = old.filter(|old| !free.contains(&old.name)).filter_map(held).collect();
+        section.hold(&held);
+    }
+    let mut workshop = Workshop::new(pypi::Context {
         records: &resolved.records,
         target: &prepared.target,
         session,
         concurrency: settings.concurrency.value,
-        choice: EngineChoice::default(),
+        choice: prepared.pip_resolver,
         exclude_newer: prepared.exclude_newer,
         progress,
         cancel: Cancel::new(),
-    };
-    let mut workshop = Workshop::new(context(progress))?;
-    let free: BTreeSet<String> = options.update.iter().map(|name| crate::prefix::normalize(name)).collect();
-    let mut held = section.clone();
-    if !options.upgrade {
-        held.constraints.extend(before.into_iter().flat_map(|before| &before.pypi).filter(|old| !free.contains(&old.name)).filter_map(pin));
-    }
-    let solution = if held.constraints.len() > section.constraints.len() {
-        match workshop.resolve(&held).await {
-            Ok(solution) => solution,
-            // Something has to move.
-            Err(error) if matches!(error.kind(), Kind::Unsatisfiable | Kind::Failure) => workshop.resolve(&section).await?,
-            Err(error) => return Err(error),
-        }
-    } else {
-        workshop.resolve(&section).await?
-    };
+    })?;
+    let solution = workshop.resolve(&section).await?;
     let mut indexes: Vec<String> = section.options.index_url.iter().chain(&section.options.extra_index_urls).cloned().collect();
     for record in &solution.records {
         if let PypiSource::Archive { index: Some(index), .. } = &record.source {
@@ -221,15 +211,12 @@ async fn pypi_half(
     Ok(())
 }
 
-/// A constraint that keeps a package of an older lock at its version.
-fn pin(old: &LockedPypi) -> Option<PipItem> {
+/// Name and version of a package of an older lock that may stay.
+fn held(old: &LockedPypi) -> Option<(pypi::Name, pypi::Version)> {
     if old.direct || old.vcs.is_some() || old.editable {
         return None;
     }
-    let text = format!("{}=={}", old.name, old.version.as_ref()?);
-    let requirement = text.parse().ok()?;
-    let kind = PipKind::Requirement { requirement: Box::new(requirement), hashes: Vec::new() };
-    Some(PipItem { kind, text, base_dir: None, place: None })
+    Some((old.name.parse().ok()?, old.version.as_ref()?.parse().ok()?))
 }
 
 /// The lock that is there already, and its bytes.
@@ -473,6 +460,8 @@ fn again(prepared: &Prepared) -> Prepared {
         priority: prepared.priority,
         exclude_newer: prepared.exclude_newer,
         gpu: prepared.gpu,
+        pip: prepared.pip.clone(),
+        pip_resolver: prepared.pip_resolver,
         pinned: prepared.pinned.clone(),
         digest: prepared.digest.clone(),
         parts: prepared.parts.clone(),
