@@ -93,6 +93,11 @@ pub async fn make(inputs: &Inputs, options: &MakeOptions, settings: &Settings, p
             of_platform.cuda = None;
         }
         let prepared = resolve::prepare_fetched(&fetched, &of_platform, settings, &*progress)?;
+        if prepared.pip.is_some() {
+            return Err(Error::failure("the `pip:` section cannot be locked yet")
+                .because("leaving it out silently would pin another environment than the file asks for")
+                .hint("`--no-pip` locks the conda half alone"));
+        }
         let before = old.as_ref().and_then(|old| old.platform(name));
         let locked = before.map(|before| usable(before, &prepared)).unwrap_or_default();
         let solved = resolve::resolve(&prepared, locked.clone(), favor.clone(), &of_platform, settings, &session, progress.clone()).await;
@@ -338,6 +343,8 @@ fn again(prepared: &Prepared) -> Prepared {
         priority: prepared.priority,
         exclude_newer: prepared.exclude_newer,
         gpu: prepared.gpu,
+        pip: prepared.pip.clone(),
+        pip_resolver: prepared.pip_resolver,
         pinned: prepared.pinned.clone(),
         digest: prepared.digest.clone(),
         parts: prepared.parts.clone(),

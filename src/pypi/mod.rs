@@ -1,5 +1,17 @@
 //! The pip half: what a `pip:` section asks for, resolved together with the conda half, pinned by hash and installed in the same transaction.
 
+mod build;
+mod engine;
+mod pip;
+mod process;
+mod provided;
+mod resolve;
+mod section;
+/// Compatibility tags of wheels.
+pub mod tags;
+pub(crate) mod throwaway;
+mod uv;
+
 /// Wheels into the cache.
 pub(crate) mod fetch;
 /// Wheels from the cache into an environment.
@@ -17,7 +29,12 @@ pub(crate) mod wheel;
 
 use std::path::PathBuf;
 
+pub use build::wheel_metadata;
+pub use engine::{EngineChoice, Found, PypiResolver, Query};
 pub use install::{InstalledFile, TareRecord, WheelFacts};
+pub use provided::{CoreMetadata, Provided, provided};
+pub use resolve::{Context, Resolution, Workshop, check_record, trust_configured_indexes};
+pub use section::{Options as SectionOptions, Section};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
