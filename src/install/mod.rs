@@ -737,4 +737,4 @@ pub(crate) fn compile_noarch(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -17,6 +17,10 @@ mod resolve;
 mod section;
 /// Compatibility tags of wheels.
 pub mod tags;
+#[cfg(test)]
+pub(crate) mod test_wheel;
+#[cfg(test)]
+mod tests;
 pub(crate) mod throwaway;
 mod uv;
 /// Reading, checking and unpacking wheels.
