@@ -327,7 +327,7 @@ impl One<'_> {
             if let Some(name) = name_of(&spec)
                 && !names.contains(&name)
                 // Added for the section.
-                && !(name == "pip" && !self.spec.pip.is_empty())
+                && (name != "pip" || self.spec.pip.is_empty())
             {
                 return Err(self.fail(format!("it was made with `{text}`, which is not asked for any more"), None));
             }
@@ -411,7 +411,7 @@ impl One<'_> {
                 if !marker_holds(self.platform, &requirement.marker) {
                     return Ok(None);
                 }
-                let Some(package) = self.pypi(&name) else { return self.from_conda(requirement, &shown, place).map(|()| Some(name)) };
+                let Some(package) = self.pypi(&name) else { return self.met_by_conda(requirement, &shown, place).map(|()| Some(name)) };
                 self.version(requirement, package, &shown, place)?;
                 self.hashes(package, hashes, &shown, place)?;
                 let extras: Vec<String> = requirement.extras.iter().map(ToString::to_string).collect();
@@ -460,7 +460,7 @@ impl One<'_> {
     }
 
     /// What pip asks for and a conda package brings: known by the package's purl, else by its name.
-    fn from_conda(&self, requirement: &spec::Requirement, shown: &str, place: Option<&Place>) -> Result<()> {
+    fn met_by_conda(&self, requirement: &spec::Requirement, shown: &str, place: Option<&Place>) -> Result<()> {
         let name = requirement.name.to_string();
         let Some(record) = self.platform.conda.iter().find(|record| brings(record, &name)) else {
             return Err(self.fail(format!("`{shown}` is not satisfied: `{name}` is not locked"), place));
@@ -630,7 +630,7 @@ impl One<'_> {
                 if !marker_holds(self.platform, &needed.marker) {
                     continue;
                 }
-                let Some(other) = self.pypi(&needed.name.to_string()) else { continue };
+                let Some(other) = self.pypi(needed.name.as_ref()) else { continue };
                 let (Some(version), Some(pep508_rs::VersionOrUrl::VersionSpecifier(specifiers))) = (&other.version, &needed.version_or_url)
                 else {
                     continue;
