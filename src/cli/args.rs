@@ -130,6 +130,9 @@ pub struct ChannelArgs {
     /// Same as `--channel-priority disabled`
     #[arg(long, hide = true)]
     pub no_channel_priority: bool,
+    /// What resolves `pip:` sections [default: uv where the environment or the machine has it, else pip]
+    #[arg(long, value_enum, value_name = "PROGRAM")]
+    pub pip_resolver: Option<PipResolverArg>,
     /// Ignore packages uploaded after this time (a date, an RFC 3339 time, or an age such as `7d`)
     #[arg(long, value_name = "TIME")]
     pub exclude_newer: Option<String>,
@@ -145,6 +148,16 @@ pub enum PriorityArg {
     Flexible,
     /// Channel order does not matter
     Disabled,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PipResolverArg {
+    /// uv where the environment or the machine has it, else pip
+    Auto,
+    /// uv of the environment or of the machine
+    Uv,
+    /// pip of the environment
+    Pip,
 }
 
 /// The machine the environment is for.

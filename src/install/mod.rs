@@ -738,4 +738,4 @@ pub(crate) fn compile_noarch(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

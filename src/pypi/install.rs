@@ -630,10 +630,10 @@ pub(crate) fn finish(stage: &Path, wheels: &[CachedWheel], staged: Vec<StagedWhe
     set_mode(&stage.join(TARE_FOLDER), 0o755)?;
     set_mode(&folder, 0o755)?;
     let jobs: Vec<(&CachedWheel, StagedWheel)> = wheels.iter().zip(staged).collect();
-    jobs.into_par_iter().map(|(wheel, staged)| finish_one(stage, &folder, wheel, staged)).collect()
+    jobs.into_par_iter().map(|(wheel, staged)| finish_one(stage, wheel, staged)).collect()
 }
 
-fn finish_one(stage: &Path, folder: &Path, wheel: &CachedWheel, mut staged: StagedWheel) -> Result<TareRecord> {
+fn finish_one(stage: &Path, wheel: &CachedWheel, mut staged: StagedWheel) -> Result<TareRecord> {
     let record = &wheel.ready.record;
     let info = stage.join(&staged.info);
     let mut write = |name: &str, bytes: &[u8]| -> Result<()> {
@@ -666,7 +666,6 @@ fn finish_one(stage: &Path, folder: &Path, wheel: &CachedWheel, mut staged: Stag
     if record.requires_python.is_none() {
         record.requires_python.clone_from(&wheel.about.requires_python);
     }
-    let name = record.name.clone();
     let made = TareRecord {
         schema_version: SCHEMA,
         record,
@@ -674,11 +673,16 @@ fn finish_one(stage: &Path, folder: &Path, wheel: &CachedWheel, mut staged: Stag
         dist_info: slashes(&staged.info),
         files: staged.files,
     };
-    let mut text =
-        serde_json::to_vec(&made).map_err(|error| Error::failure("cannot write the record of a Python package").because(error))?;
-    text.push(b'\n');
-    replace(&folder.join(format!("{name}.json")), &text)?;
+    write_record(stage, &made)?;
     Ok(made)
+}
+
+/// Writes tare's record of a distribution, whose folder is there.
+pub(crate) fn write_record(stage: &Path, record: &TareRecord) -> Result<()> {
+    let mut text =
+        serde_json::to_vec(record).map_err(|error| Error::failure("cannot write the record of a Python package").because(error))?;
+    text.push(b'\n');
+    replace(&records_folder(stage).join(format!("{}.json", record.record.name)), &text)
 }
 
 impl TareRecord {

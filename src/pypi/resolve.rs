@@ -229,6 +229,13 @@ impl<'a> Workshop<'a> {
     /// Nothing fits, or the halves contradict each other (kind unsatisfiable); an index does not answer (kind network); a source cannot be built; a
     /// hash differs (kind verification).
     pub async fn resolve(&mut self, section: &Section) -> Result<Resolution> {
+        match self.resolve_once(section).await {
+            Err(error) if error.kind() == Kind::Unsatisfiable && !section.held().is_empty() => self.resolve_once(&section.released()).await,
+            result => result,
+        }
+    }
+
+    async fn resolve_once(&mut self, section: &Section) -> Result<Resolution> {
         let progress = self.context.progress.clone();
         self.prefix(false).await?;
         let provided = provided(&self.made()?.open()?)?;

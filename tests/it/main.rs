@@ -17,6 +17,7 @@ mod hostile;
 mod interop;
 mod lock;
 mod malformed;
+mod pip_locks;
 mod reference;
 mod repair;
 mod shells;
