@@ -5,6 +5,7 @@ mod common;
 
 mod attack;
 mod change;
+mod check;
 mod concurrency;
 mod create;
 mod environments;
