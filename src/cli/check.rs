@@ -140,7 +140,6 @@ fn verbose(context: &Context<'_>) -> bool {
 }
 
 fn present_one(report: &Report, format: CheckFormatArg, output: Option<&Path>, context: &Context<'_>) -> Result<u8> {
-    let printer = context.printer;
     let document = json!(report);
     let for_people = text::text(report, verbose(context));
     let rendered = match format {
@@ -150,9 +149,6 @@ fn present_one(report: &Report, format: CheckFormatArg, output: Option<&Path>, c
         CheckFormatArg::Html => html::page(std::slice::from_ref(report)),
     };
     emit(&rendered, &for_people, &document, format, output, context)?;
-    if output.is_some() || format == CheckFormatArg::Text {
-        printer.detail("`-v` shows what was seen in every step, `--format html -o FILE` writes a page");
-    }
     Ok(report.exit_code)
 }
 
