@@ -84,6 +84,15 @@ pub enum Command {
     #[command(subcommand)]
     Gpu(super::gpu::GpuCommand),
     Completions(CompletionsArgs),
+    /// Asks a driver library in a process of its own, for `gpu info` and `gpu top`
+    #[command(name = "__gpu-probe", hide = true)]
+    GpuProbe {
+        /// What to ask: `libcuda`, `nvml`, or `watch` for NVML again and again
+        route: String,
+        /// Seconds between two answers of `watch`
+        #[arg(default_value_t = 1.0)]
+        interval: f64,
+    },
     /// Detects the GPU driver in a process of its own, so that a crash or a hang of a driver library stays there
     #[command(name = "__detect-gpu", hide = true)]
     DetectGpu {

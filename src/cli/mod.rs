@@ -132,6 +132,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
             printer.raw(&crate::platform::detect_child_main(&route));
             Ok(0)
         }
+        Command::GpuProbe { route, interval } => gpu::probe(&route, interval, printer),
         Command::Gpu(command) => gpu::run(command, printer),
         Command::Run(args) => run::run(&args, &global).map_err(|error| match error.kind() {
             Kind::Run(_) => error,
@@ -168,7 +169,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Config(args) => config::config(args.command, &context),
                 Command::Clean(args) => block_on(clean::clean(&args, &context)),
                 Command::Auth(args) => auth::auth(args, &context),
-                Command::Completions(_) | Command::DetectGpu { .. } | Command::Gpu(_) | Command::Run(_) => Ok(0),
+                Command::Completions(_) | Command::DetectGpu { .. } | Command::GpuProbe { .. } | Command::Gpu(_) | Command::Run(_) => Ok(0),
             }
         }
     }

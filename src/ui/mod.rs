@@ -4,6 +4,8 @@
 //! errors. Colours follow the terminal, `NO_COLOR`, `CLICOLOR_FORCE` and `--color`.
 
 mod errors;
+/// A screen that is drawn again and again until a key ends it.
+pub mod live;
 mod progress;
 pub mod table;
 
