@@ -69,10 +69,15 @@ pub enum Command {
     Export(ExportArgs),
     Convert(ConvertArgs),
     Verify(VerifyArgs),
+    Check(CheckArgs),
     Diff(DiffArgs),
     #[command(subcommand)]
     Env(EnvCommand),
     Run(RunArgs),
+    Init(InitArgs),
+    Activate(ActivateArgs),
+    Deactivate(DeactivateArgs),
+    Shell(ShellArgs),
     ShellHook(ShellHookArgs),
     Info(InfoArgs),
     Search(SearchArgs),
@@ -93,6 +98,9 @@ pub enum Command {
         #[arg(default_value_t = 1.0)]
         interval: f64,
     },
+    /// Prints what the shell function of `tare init` evaluates
+    #[command(name = "__hook", hide = true)]
+    Hook(HookArgs),
     /// Detects the GPU driver in a process of its own, so that a crash or a hang of a driver library stays there
     #[command(name = "__detect-gpu", hide = true)]
     DetectGpu {
@@ -254,6 +262,12 @@ pub struct CreateArgs {
     /// Leave out the packages that the configuration adds to each new environment
     #[arg(long)]
     pub no_default_packages: bool,
+    /// Check the environment at the end, as `tare check` does: the exit code is the check's, the environment stays
+    #[arg(long, conflicts_with = "dry_run")]
+    pub check: bool,
+    /// With `--check`: what cannot be tested on a GPU ends with exit code 8
+    #[arg(long, requires = "check")]
+    pub require_gpu: bool,
     #[command(flatten)]
     pub channels: ChannelArgs,
     #[command(flatten)]
@@ -636,6 +650,65 @@ pub struct VerifyArgs {
     pub no_extra: bool,
 }
 
+/// Weigh an environment: will GPU work in it be right on this machine?
+///
+/// Each step is PASS, FAIL or NOT TESTED, with the reason; what was not done is never PASS. Exit code 0 if nothing failed, 5 if files are not as
+/// installed, 6 if another step failed, 8 if `--require-gpu` was given and a step for the GPU could not be done.
+///
+/// Examples:
+///   tare check -n train
+///   tare check -n train --require-gpu --format junit -o check.xml
+///   tare check --python .venv/bin/python --format html -o check.html
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Check what this interpreter belongs to: a path, or a name on PATH
+    #[arg(long, value_name = "PYTHON", value_hint = ValueHint::ExecutablePath, conflicts_with_all = ["name", "prefix"])]
+    pub python: Option<std::ffi::OsString>,
+    /// Check every known environment
+    #[arg(long, conflicts_with_all = ["name", "prefix", "python"])]
+    pub all: bool,
+    #[command(flatten)]
+    pub how: CheckHowArgs,
+    /// What to print [default: from the name of the output, else text]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub format: Option<CheckFormatArg>,
+    /// Write the report to FILE, and print the text for people
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+}
+
+/// How an environment is checked.
+#[derive(Debug, Clone, Args)]
+pub struct CheckHowArgs {
+    /// quick: seconds; standard: compare the contents of all files, test the memory; thorough: test the memory for long
+    #[arg(long, value_enum, value_name = "LEVEL", default_value = "quick")]
+    pub level: CheckLevelArg,
+    /// A CPU build is a failure, and what cannot be tested on a GPU ends with exit code 8
+    #[arg(long)]
+    pub require_gpu: bool,
+    /// Seconds after which a Python program of a step is killed
+    #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CheckLevelArg {
+    Quick,
+    Standard,
+    Thorough,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CheckFormatArg {
+    Text,
+    Json,
+    Junit,
+    Html,
+}
+
 /// Compare two of environments, locks and environment files
 ///
 /// Exit code 0 if they are equal, 4 if not.
@@ -746,14 +819,120 @@ pub struct RunArgs {
     pub command: Vec<std::ffi::OsString>,
 }
 
-/// Print the script that activates an environment
+/// Set a shell up for `tare activate`
+///
+/// Writes a function `tare` into the start-up file of the shell: ~/.bashrc, .zshrc (in ZDOTDIR), fish/conf.d/tare.fish, or the profile
+/// of PowerShell. Everything else in the file stays; reading the function starts no process. Open a new shell afterwards.
+///
+/// Examples:
+///   tare init
+///   tare init bash zsh --dry-run
+///   tare init --all --undo
 #[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct InitArgs {
+    /// bash, zsh, fish or powershell [default: the calling shell]
+    #[arg(value_name = "SHELL")]
+    pub shells: Vec<String>,
+    /// Every one of these shells that is installed; with `--undo`, every one
+    #[arg(long, conflicts_with = "shells")]
+    pub all: bool,
+    /// Take out again what `init` has written
+    #[arg(long, visible_alias = "reverse")]
+    pub undo: bool,
+    /// Print what would be written
+    #[arg(short, long)]
+    pub dry_run: bool,
+}
+
+/// Activate an environment in this shell
+///
+/// What is active is deactivated first, and comes back with `tare deactivate`. Naming the active environment runs its scripts and sets its variables
+/// anew. The shell has to be set up once: tare init
+///
+/// Examples:
+///   tare activate train
+///   tare activate ./env
+///   tare activate --stack tools
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct ActivateArgs {
+    /// Name or path of the environment [default: the active one, anew]
+    #[arg(value_name = "ENVIRONMENT", conflicts_with_all = ["name", "prefix"], value_hint = ValueHint::DirPath)]
+    pub target: Option<String>,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Keep the active environment in effect below this one
+    #[arg(long, overrides_with = "no_stack")]
+    pub stack: bool,
+    /// The opposite of `--stack`, which is what happens anyway
+    #[arg(long, hide = true)]
+    pub no_stack: bool,
+}
+
+/// Deactivate the active environment in this shell
+///
+/// Variables get their old values back, and the environment that was active before is active again.
+#[derive(Debug, Clone, Args)]
+pub struct DeactivateArgs {}
+
+/// Start a new shell in an environment
+///
+/// The shell reads your start-up files first; the exit code is the shell's. Arguments after `--` are handed to it, which then is not interactive.
+///
+/// Examples:
+///   tare shell -n train
+///   tare shell -n train --shell zsh
+///   tare shell -n train -- -c 'python -V'
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct ShellArgs {
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// bash, zsh, fish, powershell or posix [default: the calling shell]
+    #[arg(short, long, value_name = "SHELL")]
+    pub shell: Option<String>,
+    /// Arguments for the shell
+    #[arg(value_name = "ARG", last = true)]
+    pub args: Vec<std::ffi::OsString>,
+}
+
+/// What the shell function asks for.
+#[derive(Debug, Clone, Args)]
+pub struct HookArgs {
+    /// The shell that evaluates it
+    pub shell: String,
+    #[command(subcommand)]
+    pub command: HookCommand,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub enum HookCommand {
+    Activate(ActivateArgs),
+    Deactivate(DeactivateArgs),
+    /// Activates the active environment anew, if there is one
+    Reactivate,
+}
+
+/// Print the script that activates an environment
+///
+/// Examples:
+///   eval "$(tare shell-hook -n train)"
+///   tare shell-hook -n train -s fish | source
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
 pub struct ShellHookArgs {
     #[command(flatten)]
     pub environment: EnvironmentArgs,
-    /// Shell the script is for [default: the calling shell, else bash]
+    /// Shell the script is for: posix, bash, zsh, fish or powershell [default: the calling shell]
     #[arg(short, long, value_name = "SHELL")]
     pub shell: Option<String>,
+    /// Keep the active environment in effect below this one
+    #[arg(long)]
+    pub stack: bool,
+    /// Print the script that deactivates the active environment
+    #[arg(long, conflicts_with_all = ["name", "prefix", "stack"])]
+    pub deactivate: bool,
 }
 
 /// Show what tare knows of this machine, its configuration and its caches

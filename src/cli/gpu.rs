@@ -363,7 +363,7 @@ fn read_bounded(path: &std::path::Path) -> std::io::Result<String> {
 }
 
 /// A page must not take the place of what it is made from, nor of a device.
-fn check_out(out: &std::path::Path, input: Option<&std::path::Path>) -> Result<()> {
+pub(super) fn check_out(out: &std::path::Path, input: Option<&std::path::Path>) -> Result<()> {
     if out.as_os_str() == "-" {
         return Err(Error::usage("a page cannot be written to stdout").hint("name a file: --html memory.html"));
     }

@@ -11,7 +11,7 @@ use crate::verify::{self, Options};
 pub fn verify(args: &VerifyArgs, context: &Context<'_>) -> Result<u8> {
     let prefix = Prefix::open_any(context.locate(&args.environment)?)?;
     let printer = context.printer;
-    let mut report = verify::verify(&prefix, Options { extra: !args.no_extra }, &*printer.progress())?;
+    let mut report = verify::verify(&prefix, Options { extra: !args.no_extra, ..Options::default() }, &*printer.progress())?;
     if let Some(lock) = &args.lock {
         report.findings.extend(crate::diff::against_lock(&prefix, lock)?);
     }

@@ -4,6 +4,7 @@
 pub mod channel;
 #[path = "../../../src/channel/test_server.rs"]
 pub mod server;
+pub mod terminal;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -65,9 +66,15 @@ impl TestEnv {
 
     /// A command that runs the binary hermetically.
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tare"));
+        let mut command = self.other(env!("CARGO_BIN_EXE_tare"));
+        command.args(args);
         command
-            .args(args)
+    }
+
+    /// A command that runs another program in the same small world.
+    pub fn other(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", self.home())
