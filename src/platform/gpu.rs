@@ -8,7 +8,6 @@
 //! A static (musl) build cannot load libraries: there only `nvidia-smi` and the kernel's files answer.
 
 use std::ffi::OsString;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
