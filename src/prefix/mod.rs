@@ -2,9 +2,12 @@
 
 mod activate;
 mod history;
+mod init;
 mod list;
 mod names;
 mod run;
+mod shell;
+mod subshell;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -15,8 +18,11 @@ use rattler_conda_types::{PrefixRecord, Subdir};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use serde::Deserialize;
 
-pub use activate::{Shell, activation, deactivation, shell_hook_json};
+pub use activate::{Activator, Prompt, shell_hook_json};
 pub use history::Revision;
+pub(crate) use history::requested as requested_after;
+pub(crate) use init::is_initialized;
+pub use init::{Change, Initialized, Tool, function, initialize, rc_file};
 pub use list::{
     Distribution, FIELDS, Hashes, ListOptions, Row, canonical, explicit_text, export_text, list_fields_text, list_text, revisions_json,
     revisions_text, rows,
@@ -26,6 +32,8 @@ pub(crate) use list::{
 };
 pub use names::{KnownEnvironment, Places, Which, environments_text, list_known, locate, place_for_new, validate_name};
 pub use run::{Environment, RunOptions, remarks, run, run_environment};
+pub use shell::Shell;
+pub use subshell::{SubShell, sub_shell};
 
 use crate::error::{Error, Result};
 use crate::install::Stamp;

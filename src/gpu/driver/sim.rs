@@ -1,24 +1,27 @@
 //! A GPU in host memory: real bytes behind device addresses, and faults on demand.
 //!
 //! * Physical memory is made of 2 MiB granules with addresses of their own. Address space is separate from it: two
-//!   addresses may map the same memory. Host memory is used only for the 16 KiB chunks that were written, so a card of
-//!   141 GiB costs nothing until touched. Memory never written reads as `0xCD`.
+//!   addresses may map the same memory. Host memory is used only for the 16 KiB chunks that were written otherwise than by
+//!   a fill or a kernel, so a card of 141 GiB costs next to nothing. Memory never written reads as `0xCD`.
 //! * An access must stay inside one allocation, or inside mapped and accessible pages; anything else fails with
 //!   `CUDA_ERROR_ILLEGAL_ADDRESS`.
 //! * Streams run on a virtual clock: [`SimGpu::work`] queues work, [`SimGpu::advance`] lets time pass, and an event is
 //!   done when the work before it is. Data moves at once, in the order of the calls.
 //! * Every fault is deterministic: see [`SimGpu::fail`], [`SimGpu::fail_randomly`], [`SimGpu::limit_memory`],
-//!   [`SimGpu::stick`], [`SimGpu::alias`], [`SimGpu::delay_events`].
+//!   [`SimGpu::stick`], [`SimGpu::alias`], [`SimGpu::break_at_launch`], [`SimGpu::delay_events`].
+
+mod memory;
 
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use std::{cmp::Reverse, ops::Bound};
 
 use super::{Call, DeviceProperties, Driver, DriverError, DriverResult, EventId, MemHandle, MemInfo, StreamId, code};
+use crate::gpu::kernels::host::{self, Pattern};
+use crate::gpu::kernels::{Kernel, Kernels, Launch, Shape};
+use memory::{CHUNK, Memory, Rule};
 
-const CHUNK: u64 = 16 << 10;
-/// What memory holds before it is written.
-const POISON: u8 = 0xCD;
 const LOWEST: u64 = 1 << 36;
 const HIGHEST: u64 = 1 << 46;
 
@@ -68,6 +71,19 @@ impl SimConfig {
     }
 }
 
+/// How memory breaks. Addresses are *physical*.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryFault {
+    /// The bits of `mask` of a byte always read as in `value`.
+    Stick { physical: u64, mask: u8, value: u8 },
+    /// The bits of `mask` of a byte are flipped, once.
+    Flip { physical: u64, mask: u8 },
+    /// The next read of a byte gets the bits of `mask` wrong; what is stored stays right.
+    Misread { physical: u64, mask: u8 },
+    /// A granule is answered by the memory of another.
+    Alias { from: u32, to: u32 },
+}
+
 /// What is alive on a simulated GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SimUsage {
@@ -115,8 +131,7 @@ struct Fault {
 #[derive(Debug)]
 struct State {
     config: SimConfig,
-    /// Memory behind granules that were written to: their chunks, as far as those were written to.
-    memory: HashMap<u32, Vec<Option<Box<[u8]>>>>,
+    memory: Memory,
     next_granule: u32,
     spare_granules: BinaryHeap<Reverse<u32>>,
     used: u64,
@@ -148,6 +163,12 @@ struct State {
     stuck: BTreeMap<u64, (u8, u8)>,
     /// Granule to the granule whose memory answers for it.
     aliases: HashMap<u32, u32>,
+    /// Physical byte to the bits that the next read gets wrong.
+    misreads: BTreeMap<u64, u8>,
+    /// Memory that breaks at a launch, by its number.
+    planned: Vec<(u64, MemoryFault)>,
+    /// Whether the kernels were loaded.
+    module: bool,
 }
 
 /// A handle to a simulated GPU; clones are the same device.
@@ -177,8 +198,8 @@ impl SimGpu {
             _ => 0,
         };
         SimGpu(Arc::new(Mutex::new(State {
+            memory: Memory::new(config.granularity),
             config,
-            memory: HashMap::new(),
             next_granule: 0,
             spare_granules: BinaryHeap::new(),
             used: 0,
@@ -204,6 +225,9 @@ impl SimGpu {
             address_limit: None,
             stuck: BTreeMap::new(),
             aliases: HashMap::new(),
+            misreads: BTreeMap::new(),
+            planned: Vec::new(),
+            module: false,
         })))
     }
 
@@ -234,7 +258,8 @@ impl SimGpu {
 
     /// Lets `duration` pass.
     pub fn advance(&self, duration: u64) {
-        self.state().clock += duration;
+        let mut state = self.state();
+        state.clock = state.clock.saturating_add(duration);
     }
 
     /// Every event recorded from now on is done `duration` after the work before it.
@@ -292,19 +317,24 @@ impl SimGpu {
 
     /// The bits of `mask` of the byte at a *physical* address always read as in `value`.
     pub fn stick(&self, physical: u64, mask: u8, value: u8) {
-        self.state().stuck.insert(physical, (mask, value));
+        self.state().break_memory(MemoryFault::Stick { physical, mask, value });
     }
 
     /// Flips the bits of `mask` of the byte at a *physical* address, once.
     pub fn flip(&self, physical: u64, mask: u8) {
-        let mut state = self.state();
-        let byte = state.chunk(physical);
-        byte[(physical % CHUNK) as usize] ^= mask;
+        self.state().break_memory(MemoryFault::Flip { physical, mask });
     }
 
     /// Granule `from` is answered by the memory of granule `to`: a broken address line.
     pub fn alias(&self, from: u32, to: u32) {
-        self.state().aliases.insert(from, to);
+        self.state().break_memory(MemoryFault::Alias { from, to });
+    }
+
+    /// Memory breaks just before the `nth` next launch of a kernel (1 is the next one).
+    pub fn break_at_launch(&self, nth: u64, fault: MemoryFault) {
+        let mut state = self.state();
+        let launch = state.calls.get(&Call::LaunchKernel).copied().unwrap_or(0) + nth.max(1);
+        state.planned.push((launch, fault));
     }
 
     // ---- looking --------------------------------------------------------------------------------------------------
@@ -330,7 +360,7 @@ impl SimGpu {
             reservations: state.reservations.len(),
             streams: state.streams.len() - 1,
             events: state.events.len(),
-            host_bytes: state.memory.values().flatten().flatten().count() as u64 * CHUNK,
+            host_bytes: state.memory.held(),
         }
     }
 }
@@ -398,7 +428,7 @@ impl State {
         if let Some(memory) = self.physicals.remove(&physical) {
             self.used -= memory.granules.len() as u64 * self.config.granularity;
             for granule in memory.granules {
-                self.memory.remove(&granule);
+                self.memory.forget(granule);
                 self.spare_granules.push(Reverse(granule));
             }
         }
@@ -477,19 +507,13 @@ impl State {
         true
     }
 
-    fn chunk(&mut self, physical: u64) -> &mut [u8] {
-        let unit = self.config.granularity;
-        let chunks = self.memory.entry((physical / unit) as u32).or_insert_with(|| vec![None; (unit / CHUNK) as usize]);
-        chunks[(physical % unit / CHUNK) as usize].get_or_insert_with(|| vec![POISON; CHUNK as usize].into_boxed_slice())
-    }
-
-    /// Calls `f` with the physical start and the offset and length of every piece of a range that lies in one chunk.
-    fn pieces(&self, address: u64, bytes: u64) -> Vec<(u64, usize, usize)> {
+    /// The physical start, the offset and the length of every piece of a range that lies in one granule.
+    fn pieces(&self, address: u64, bytes: u64) -> Vec<(u64, u64, u64)> {
         let (mut at, mut pieces) = (0, Vec::new());
         while at < bytes {
             let Some(physical) = self.physical(address + at) else { break };
-            let len = (CHUNK - physical % CHUNK).min(bytes - at);
-            pieces.push((physical, at as usize, len as usize));
+            let len = (self.config.granularity - physical % self.config.granularity).min(bytes - at);
+            pieces.push((physical, at, len));
             at += len;
         }
         pieces
@@ -497,35 +521,132 @@ impl State {
 
     fn write(&mut self, address: u64, data: &[u8]) {
         for (physical, from, len) in self.pieces(address, data.len() as u64) {
-            let within = (physical % CHUNK) as usize;
-            self.chunk(physical)[within..within + len].copy_from_slice(&data[from..from + len]);
+            self.memory.write(physical, &data[from as usize..(from + len) as usize]);
         }
     }
 
-    fn read(&self, address: u64, data: &mut [u8]) {
+    fn read(&mut self, address: u64, data: &mut [u8]) {
         for (physical, from, len) in self.pieces(address, data.len() as u64) {
-            let within = (physical % CHUNK) as usize;
-            let target = &mut data[from..from + len];
-            let unit = self.config.granularity;
-            let chunk = self.memory.get(&((physical / unit) as u32)).and_then(|chunks| chunks[(physical % unit / CHUNK) as usize].as_ref());
-            match chunk {
-                Some(chunk) => target.copy_from_slice(&chunk[within..within + len]),
-                None => target.fill(POISON),
-            }
-            for (byte, (mask, value)) in self.stuck.range(physical..physical + len as u64) {
-                let byte = &mut target[(byte - physical) as usize];
-                *byte = *byte & !mask | value & mask;
-            }
+            self.read_physical(physical, &mut data[from as usize..(from + len) as usize]);
+        }
+    }
+
+    fn read_physical(&mut self, physical: u64, target: &mut [u8]) {
+        self.memory.read(physical, target);
+        let range = physical..physical + target.len() as u64;
+        for (byte, (mask, value)) in self.stuck.range(range.clone()) {
+            let byte = &mut target[(byte - physical) as usize];
+            *byte = *byte & !mask | value & mask;
+        }
+        while let Some((byte, mask)) = self.misreads.range(range.clone()).next().map(|(byte, mask)| (*byte, *mask)) {
+            self.misreads.remove(&byte);
+            target[(byte - physical) as usize] ^= mask;
         }
     }
 
     fn fill(&mut self, address: u64, bytes: u64, pattern: [u8; 4]) {
         for (physical, from, len) in self.pieces(address, bytes) {
-            let within = (physical % CHUNK) as usize;
-            let chunk = &mut self.chunk(physical)[within..within + len];
-            for (at, byte) in chunk.iter_mut().enumerate() {
-                *byte = pattern[(from + at) % 4];
+            if physical.is_multiple_of(8) && len.is_multiple_of(8) && from.is_multiple_of(4) {
+                let [a, b, c, d] = pattern;
+                let word = u64::from_le_bytes([a, b, c, d, a, b, c, d]);
+                self.memory.fill(physical, len, Rule::new(Pattern::Constant as u64, 0, 0, word, 0));
+            } else {
+                let data: Vec<u8> = (0..len).map(|at| pattern[((from + at) % 4) as usize]).collect();
+                self.memory.write(physical, &data);
             }
+        }
+    }
+
+    fn break_memory(&mut self, fault: MemoryFault) {
+        match fault {
+            MemoryFault::Stick { physical, mask, value } => {
+                self.stuck.insert(physical, (mask, value));
+            }
+            MemoryFault::Flip { physical, mask } => *self.memory.byte(physical) ^= mask,
+            MemoryFault::Misread { physical, mask } => {
+                self.misreads.insert(physical, mask);
+            }
+            MemoryFault::Alias { from, to } => {
+                self.aliases.insert(from, to);
+            }
+        }
+    }
+
+    /// Compares words with `expected` and then, if asked to, makes them follow `next`.
+    fn compare(&mut self, base: u64, words: u64, expected: Rule, result: u64, next: Option<Rule>, descending: bool) {
+        let mut pieces = self.pieces(base, 8 * words);
+        if descending {
+            pieces.reverse();
+        }
+        for (physical, from, len) in pieces {
+            let faulty = |state: &State, range: std::ops::Range<u64>| {
+                state.stuck.range(range.clone()).next().is_some() || state.misreads.range(range).next().is_some()
+            };
+            let rule = expected.after(from);
+            if faulty(self, physical..physical + len) || !self.memory.follows(physical, len, rule) {
+                let mut buffer = vec![0; CHUNK as usize];
+                for at in (0..len).step_by(CHUNK as usize) {
+                    let (piece, rule) = (CHUNK.min(len - at), rule.after(at));
+                    let start = physical + at;
+                    if !faulty(self, start..start + piece) && self.memory.follows(start, piece, rule) {
+                        continue;
+                    }
+                    let buffer = &mut buffer[..piece as usize];
+                    self.read_physical(start, buffer);
+                    for (number, word) in buffer.chunks_exact(8).enumerate() {
+                        let mut bytes = [0; 8];
+                        bytes.copy_from_slice(word);
+                        let (expected, got) = (rule.word(number as u64), u64::from_le_bytes(bytes));
+                        if expected != got {
+                            host::note_mismatch(&mut Words(self), result, base + from + at + 8 * number as u64, expected, got);
+                        }
+                    }
+                }
+            }
+            if let Some(next) = next {
+                self.memory.fill(physical, len, next.after(from));
+            }
+        }
+    }
+
+    /// What [`host::run`] does, without touching words whose rule is known.
+    fn run(&mut self, launch: &Launch) {
+        let a = launch.arguments();
+        match launch.kernel {
+            Kernel::Fill => {
+                let rule = Rule::new(a[3], a[0], a[2], a[4], a[5]);
+                for (physical, from, len) in self.pieces(a[0], 8 * a[1]) {
+                    self.memory.fill(physical, len, rule.after(from));
+                }
+            }
+            Kernel::Verify => self.compare(a[0], a[1], Rule::new(a[3], a[0], a[2], a[4], a[5]), a[6], None, false),
+            Kernel::VerifyWrite => {
+                let next = Rule::new(a[7], a[0], a[2], a[8], a[9]);
+                self.compare(a[0], a[1], Rule::new(a[3], a[0], a[2], a[4], a[5]), a[6], Some(next), a[10] != 0);
+            }
+            Kernel::Copy => self.copy(a[0], a[1], 8 * a[2]),
+            Kernel::Read => {}
+            Kernel::ModuloFill | Kernel::ModuloVerify => host::run(launch, &mut Words(self)),
+        }
+    }
+
+    fn copy(&mut self, to: u64, from: u64, bytes: u64) {
+        let unit = self.config.granularity;
+        let mut buffer = vec![0; CHUNK.min(bytes) as usize];
+        let mut at = 0;
+        while at < bytes {
+            let (Some(target), Some(source)) = (self.physical(to + at), self.physical(from + at)) else { return };
+            let len = (unit - target % unit).min(unit - source % unit).min(bytes - at);
+            let range = source..source + len;
+            let faulty = self.stuck.range(range.clone()).next().is_some() || self.misreads.range(range).next().is_some();
+            if faulty || !self.memory.copy(target, source, len) {
+                for piece in (0..len).step_by(CHUNK as usize) {
+                    let buffer = &mut buffer[..CHUNK.min(len - piece) as usize];
+                    self.read_physical(source + piece, buffer);
+                    self.memory.write(target + piece, buffer);
+                }
+            }
+            at += len;
         }
     }
 
@@ -593,7 +714,7 @@ impl Driver for SimGpu {
     }
 
     fn copy_to_host(&self, to: &mut [u8], from: u64) -> DriverResult<()> {
-        let state = self.enter(Call::MemcpyDtoH)?;
+        let mut state = self.enter(Call::MemcpyDtoH)?;
         ensure(Call::MemcpyDtoH, state.accessible(from, to.len() as u64), code::ILLEGAL_ADDRESS)?;
         state.read(from, to);
         Ok(())
@@ -605,14 +726,7 @@ impl Driver for SimGpu {
         ensure(call, state.streams.contains_key(&stream.0), code::INVALID_HANDLE)?;
         ensure(call, state.accessible(to, bytes) && state.accessible(from, bytes), code::ILLEGAL_ADDRESS)?;
         ensure(call, to.abs_diff(from) >= bytes, code::INVALID_VALUE)?;
-        let mut buffer = vec![0; CHUNK.min(bytes) as usize];
-        let mut at = 0;
-        while at < bytes {
-            let len = CHUNK.min(bytes - at) as usize;
-            state.read(from + at, &mut buffer[..len]);
-            state.write(to + at, &buffer[..len]);
-            at += len as u64;
-        }
+        state.copy(to, from, bytes);
         Ok(())
     }
 
@@ -776,7 +890,7 @@ impl Driver for SimGpu {
         let call = Call::EventRecord;
         let mut state = self.enter(call)?;
         let until = *state.streams.get(&stream.0).ok_or(DriverError::new(call, code::INVALID_HANDLE))?;
-        let done = until.max(state.clock) + state.event_delay;
+        let done = until.max(state.clock).saturating_add(state.event_delay);
         let slot = state.events.get_mut(&event.0).ok_or(DriverError::new(call, code::INVALID_HANDLE))?;
         *slot = done;
         Ok(())
@@ -800,6 +914,80 @@ impl Driver for SimGpu {
     fn event_destroy(&self, event: EventId) -> DriverResult<()> {
         let mut state = self.enter(Call::EventDestroy)?;
         ensure(Call::EventDestroy, state.events.remove(&event.0).is_some(), code::INVALID_HANDLE)
+    }
+}
+
+/// Nanoseconds between a launch and its first access.
+const LAUNCH_NS: u64 = 2_000;
+/// Bytes that kernels move in a nanosecond.
+const BYTES_PER_NS: u64 = 2_000;
+
+/// Memory as kernels see it.
+struct Words<'s>(&'s mut State);
+
+impl host::Memory for Words<'_> {
+    fn load(&mut self, address: u64) -> u64 {
+        let mut bytes = [0; 8];
+        self.0.read(address, &mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+
+    fn store(&mut self, address: u64, value: u64) {
+        self.0.write(address, &value.to_le_bytes());
+    }
+}
+
+/// The virtual clock counts nanoseconds.
+impl Kernels for SimGpu {
+    fn shape(&self) -> Shape {
+        Shape { multiprocessors: 8, l2_bytes: 1 << 20 }
+    }
+
+    fn launch(&self, launch: &Launch, stream: StreamId) -> DriverResult<()> {
+        let call = Call::LaunchKernel;
+        if !self.state().module {
+            self.enter(Call::ModuleLoad)?.module = true;
+        }
+        let mut state = self.enter(call)?;
+        ensure(call, state.streams.contains_key(&stream.0), code::INVALID_HANDLE)?;
+        ensure(call, launch.grid > 0 && (1..=1024).contains(&launch.block), code::INVALID_VALUE)?;
+        ensure(call, launch.ranges().all(|(address, _)| address.is_multiple_of(8)), code::INVALID_VALUE)?;
+        ensure(call, launch.ranges().all(|(address, bytes)| state.accessible(address, bytes)), code::ILLEGAL_ADDRESS)?;
+        let number = state.calls.get(&call).copied().unwrap_or(0);
+        let (due, later) = state.planned.drain(..).partition(|(launch, _)| *launch <= number);
+        state.planned = later;
+        let due: Vec<(u64, MemoryFault)> = due;
+        for (_, fault) in due {
+            state.break_memory(fault);
+        }
+        state.run(launch);
+        let bytes: u64 = launch.ranges().map(|(_, bytes)| bytes).sum();
+        let clock = state.clock;
+        if let Some(until) = state.streams.get_mut(&stream.0) {
+            *until = (*until).max(clock) + LAUNCH_NS + bytes / BYTES_PER_NS;
+        }
+        Ok(())
+    }
+
+    fn timed_event_create(&self) -> DriverResult<EventId> {
+        self.event_create()
+    }
+
+    fn event_elapsed_ms(&self, start: EventId, end: EventId) -> DriverResult<f32> {
+        let call = Call::EventElapsedTime;
+        let state = self.enter(call)?;
+        let done = |event: EventId| state.events.get(&event.0).copied().ok_or(DriverError::new(call, code::INVALID_HANDLE));
+        let (start, end) = (done(start)?, done(end)?);
+        ensure(call, start.max(end) <= state.clock, code::NOT_READY)?;
+        Ok((end as f64 - start as f64) as f32 / 1e6)
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.state().clock)
+    }
+
+    fn pause(&self, time: Duration) {
+        self.advance(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 }
 

@@ -1,0 +1,267 @@
+//! Contents of the simulated card's memory. What a kernel filled is kept as the rule it was filled by, until someone writes a
+//! part of it: a card of many GiB can be filled and compared without holding its bytes.
+
+use std::collections::HashMap;
+
+use crate::gpu::kernels::host::{self, Pattern};
+
+/// Bytes that are held or ruled together.
+pub(super) const CHUNK: u64 = 16 << 10;
+/// What memory holds before it is written.
+pub(super) const POISON: u8 = 0xCD;
+
+/// Words that follow a pattern: the word `i` after the start is `host::value(pattern, address + 8 i, index + i, p0, p1)`.
+/// Two rules that give the same words by a shift of address, index or parameters are equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rule {
+    pattern: u64,
+    address: u64,
+    index: u64,
+    p0: u64,
+    p1: u64,
+}
+
+impl Rule {
+    pub(super) fn new(pattern: u64, address: u64, index: u64, p0: u64, p1: u64) -> Self {
+        let plain = Rule { pattern, address: 0, index: 0, p0, p1: 0 };
+        match Pattern::ALL.get(pattern as usize) {
+            Some(Pattern::OwnAddress) => Rule { address: address.wrapping_add(p1), ..plain },
+            Some(Pattern::Constant) => plain,
+            Some(Pattern::Checkerboard) => Rule { index: index & 1, ..plain },
+            Some(Pattern::Walking) => Rule { index: index.wrapping_add(p1) & 63, ..plain },
+            Some(Pattern::Shift8) => Rule { index: index.wrapping_add(p1) & 7, ..plain },
+            Some(Pattern::Random | Pattern::Canary) => Rule { index, p1, ..plain },
+            Some(Pattern::Shift32) | None => Rule { pattern, address, index, p0, p1 },
+        }
+    }
+
+    fn constant(byte: u8) -> Self {
+        Rule::new(Pattern::Constant as u64, 0, 0, u64::from_le_bytes([byte; 8]), 0)
+    }
+
+    /// The rule of what follows `bytes` (a multiple of 8) later.
+    pub(super) fn after(self, bytes: u64) -> Self {
+        Rule::new(self.pattern, self.address.wrapping_add(bytes), self.index.wrapping_add(bytes / 8), self.p0, self.p1)
+    }
+
+    pub(super) fn word(&self, number: u64) -> u64 {
+        host::value(self.pattern, self.address.wrapping_add(8 * number), self.index.wrapping_add(number), self.p0, self.p1)
+    }
+
+    /// Writes the bytes from `offset` on.
+    fn render(&self, offset: u64, out: &mut [u8]) {
+        let (mut at, mut done) = (offset, 0);
+        while done < out.len() {
+            let word = self.word(at / 8).to_le_bytes();
+            let piece = &word[(at % 8) as usize..];
+            let len = piece.len().min(out.len() - done);
+            out[done..done + len].copy_from_slice(&piece[..len]);
+            done += len;
+            at += len as u64;
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Chunk {
+    Rule(Rule),
+    Bytes(Box<[u8]>),
+}
+
+impl Chunk {
+    fn bytes(&mut self) -> &mut [u8] {
+        if let Chunk::Rule(rule) = self {
+            let mut bytes = vec![0; CHUNK as usize].into_boxed_slice();
+            rule.render(0, &mut bytes);
+            *self = Chunk::Bytes(bytes);
+        }
+        match self {
+            Chunk::Bytes(bytes) => bytes,
+            // Made above.
+            Chunk::Rule(_) => &mut [],
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Granule {
+    Rule(Rule),
+    Chunks(Vec<Chunk>),
+}
+
+/// Physical memory. Ranges given to its methods lie in one granule.
+#[derive(Debug)]
+pub(super) struct Memory {
+    unit: u64,
+    granules: HashMap<u32, Granule>,
+}
+
+impl Memory {
+    pub(super) fn new(unit: u64) -> Self {
+        Memory { unit, granules: HashMap::new() }
+    }
+
+    pub(super) fn forget(&mut self, granule: u32) {
+        self.granules.remove(&granule);
+    }
+
+    /// Host bytes behind it.
+    pub(super) fn held(&self) -> u64 {
+        let chunks = |granule: &Granule| match granule {
+            Granule::Rule(_) => 0,
+            Granule::Chunks(chunks) => chunks.iter().filter(|chunk| matches!(chunk, Chunk::Bytes(_))).count(),
+        };
+        self.granules.values().map(chunks).sum::<usize>() as u64 * CHUNK
+    }
+
+    fn chunk(&mut self, physical: u64) -> &mut Chunk {
+        let unit = self.unit;
+        let granule = self.granules.entry((physical / unit) as u32).or_insert_with(|| Granule::Rule(Rule::constant(POISON)));
+        if let Granule::Rule(rule) = granule {
+            *granule = Granule::Chunks((0..unit / CHUNK).map(|number| Chunk::Rule(rule.after(number * CHUNK))).collect());
+        }
+        match granule {
+            Granule::Chunks(chunks) => &mut chunks[(physical % unit / CHUNK) as usize],
+            Granule::Rule(_) => unreachable!("it was just cut into chunks"),
+        }
+    }
+
+    /// Cuts a range where chunks end: physical address, offset and length.
+    fn cut(physical: u64, len: u64) -> impl Iterator<Item = (u64, usize, usize)> {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let start = physical + at;
+            let piece = (CHUNK - start % CHUNK).min(len - at);
+            let item = (start, at as usize, piece as usize);
+            at += piece;
+            (piece > 0).then_some(item)
+        })
+    }
+
+    pub(super) fn byte(&mut self, physical: u64) -> &mut u8 {
+        &mut self.chunk(physical).bytes()[(physical % CHUNK) as usize]
+    }
+
+    pub(super) fn write(&mut self, physical: u64, data: &[u8]) {
+        for (start, from, len) in Self::cut(physical, data.len() as u64) {
+            let within = (start % CHUNK) as usize;
+            self.chunk(start).bytes()[within..within + len].copy_from_slice(&data[from..from + len]);
+        }
+    }
+
+    pub(super) fn read(&self, physical: u64, out: &mut [u8]) {
+        let within = physical % self.unit;
+        match self.granules.get(&((physical / self.unit) as u32)) {
+            None => out.fill(POISON),
+            Some(Granule::Rule(rule)) => rule.render(within, out),
+            Some(Granule::Chunks(chunks)) => {
+                for (start, from, len) in Self::cut(physical, out.len() as u64) {
+                    let offset = (start % CHUNK) as usize;
+                    let out = &mut out[from..from + len];
+                    match &chunks[(start % self.unit / CHUNK) as usize] {
+                        Chunk::Rule(rule) => rule.render(offset as u64, out),
+                        Chunk::Bytes(bytes) => out.copy_from_slice(&bytes[offset..offset + len]),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes whole words (`physical` and `bytes` are multiples of 8) follow a rule.
+    pub(super) fn fill(&mut self, physical: u64, bytes: u64, rule: Rule) {
+        if bytes == self.unit {
+            self.granules.insert((physical / self.unit) as u32, Granule::Rule(rule));
+            return;
+        }
+        for (start, from, len) in Self::cut(physical, bytes) {
+            let rule = rule.after(from as u64);
+            let chunk = self.chunk(start);
+            if len as u64 == CHUNK {
+                *chunk = Chunk::Rule(rule);
+            } else {
+                let within = (start % CHUNK) as usize;
+                rule.render(0, &mut chunk.bytes()[within..within + len]);
+            }
+        }
+    }
+
+    /// Whether the words are known to follow a rule. When not, they have to be looked at.
+    pub(super) fn follows(&self, physical: u64, bytes: u64, rule: Rule) -> bool {
+        let within = physical % self.unit;
+        match self.granules.get(&((physical / self.unit) as u32)) {
+            None => false,
+            Some(Granule::Rule(held)) => held.after(within) == rule,
+            Some(Granule::Chunks(chunks)) => Self::cut(physical, bytes).all(|(start, from, _)| {
+                matches!(&chunks[(start % self.unit / CHUNK) as usize], Chunk::Rule(held) if held.after(start % CHUNK) == rule.after(from as u64))
+            }),
+        }
+    }
+
+    /// Copies between ranges that lie alike in their chunks, rules as rules. Answers false, with nothing done, where they do not.
+    pub(super) fn copy(&mut self, to: u64, from: u64, bytes: u64) -> bool {
+        if !(to.is_multiple_of(CHUNK) && from.is_multiple_of(CHUNK) && bytes.is_multiple_of(CHUNK)) {
+            return false;
+        }
+        if bytes == self.unit
+            && let Some(Granule::Rule(rule)) = self.granules.get(&((from / self.unit) as u32))
+        {
+            let rule = *rule;
+            self.fill(to, bytes, rule);
+            return true;
+        }
+        for at in (0..bytes).step_by(CHUNK as usize) {
+            let copy = self.chunk(from + at).clone();
+            *self.chunk(to + at) = copy;
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const UNIT: u64 = 64 << 10;
+
+    proptest! {
+        /// Rules, bytes and copies in any mixture give what plain bytes give.
+        #[test]
+        fn a_memory_of_rules_holds_the_bytes(steps in proptest::collection::vec((0u8..4, 0u64..8, 0..2 * UNIT / 8, 1..UNIT / 8, any::<u64>()), 1..25)) {
+            let mut memory = Memory::new(UNIT);
+            let mut plain = vec![POISON; 2 * UNIT as usize];
+            for (kind, pattern, start, words, seed) in steps {
+                let whole = seed % 3 == 0;
+                let start = if whole { start * 8 / UNIT * UNIT } else { start * 8 };
+                let bytes = if whole { UNIT } else { (8 * words).min(UNIT - start % UNIT) };
+                let range = start as usize..(start + bytes) as usize;
+                let rule = Rule::new(pattern, 0x1000 + start, seed % 1000, seed, seed >> 60);
+                match kind {
+                    0 | 1 => {
+                        memory.fill(start, bytes, rule);
+                        rule.render(0, &mut plain[range.clone()]);
+                        prop_assert!(bytes % CHUNK != 0 || start % CHUNK != 0 || memory.follows(start, bytes, rule));
+                    }
+                    2 => {
+                        let data: Vec<u8> = (0..bytes).map(|at| (at ^ seed) as u8).collect();
+                        memory.write(start, &data);
+                        plain[range.clone()].copy_from_slice(&data);
+                    }
+                    _ => {
+                        if memory.copy(start, (start + UNIT) % (2 * UNIT), bytes) {
+                            let from = ((start + UNIT) % (2 * UNIT)) as usize;
+                            plain.copy_within(from..from + bytes as usize, start as usize);
+                        }
+                    }
+                }
+                let mut seen = vec![0; bytes as usize];
+                memory.read(start, &mut seen);
+                prop_assert_eq!(&seen[..], &plain[range]);
+                if memory.follows(start, bytes, rule) {
+                    rule.render(0, &mut seen);
+                    prop_assert_eq!(&seen[..], &plain[start as usize..(start + bytes) as usize]);
+                }
+            }
+        }
+    }
+}
