@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::args::{CheckArgs, CheckFormatArg, CheckHowArgs, CheckLevelArg};
 use super::context::{Context, environment, places};
-use crate::check::{self, Level, Machine, Options, Report, Subject, html, junit, text};
+use crate::check::memory::SelfTest;
+use crate::check::{self, Level, Machine, MemoryTest, Options, Report, Subject, html, junit, text};
 use crate::error::{Error, Result};
 use crate::install::{Cancel, CancelOnDrop};
 use crate::platform::gpu::{self, Probe};
@@ -108,7 +109,17 @@ async fn run(subject: Subject, how: &CheckHowArgs, machine: Machine, context: &C
     let progress = context.printer.progress();
     let env = environment();
     blocking(move |cancel| {
-        let options = Options { level, require_gpu, limit, cancel: cancel.clone(), env, machine, memory: None, root: PathBuf::from("/") };
+        let memory = std::env::current_exe().ok().map(|program| SelfTest { program, env: env.clone() });
+        let options = Options {
+            level,
+            require_gpu,
+            limit,
+            cancel: cancel.clone(),
+            env,
+            machine,
+            memory: memory.as_ref().map(|test| test as &dyn MemoryTest),
+            root: PathBuf::from("/"),
+        };
         check::check(&subject, &options, &*progress)
     })
     .await
