@@ -89,6 +89,15 @@ pub enum Command {
     #[command(subcommand)]
     Gpu(super::gpu::GpuCommand),
     Completions(CompletionsArgs),
+    /// Asks a driver library in a process of its own, for `gpu info` and `gpu top`
+    #[command(name = "__gpu-probe", hide = true)]
+    GpuProbe {
+        /// What to ask: `libcuda`, `nvml`, or `watch` for NVML again and again
+        route: String,
+        /// Seconds between two answers of `watch`
+        #[arg(default_value_t = 1.0)]
+        interval: f64,
+    },
     /// Prints what the shell function of `tare init` evaluates
     #[command(name = "__hook", hide = true)]
     Hook(HookArgs),

@@ -146,6 +146,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
             printer.raw(&crate::platform::detect_child_main(&route));
             Ok(0)
         }
+        Command::GpuProbe { route, interval } => gpu::probe(&route, interval, printer),
         Command::Gpu(command) => gpu::run(command, printer),
         Command::Run(args) => run::run(&args, &global).map_err(|error| match error.kind() {
             Kind::Run(_) => error,
@@ -189,7 +190,12 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Config(args) => config::config(args.command, &context),
                 Command::Clean(args) => block_on(clean::clean(&args, &context)),
                 Command::Auth(args) => auth::auth(args, &context),
-                Command::Completions(_) | Command::DetectGpu { .. } | Command::Gpu(_) | Command::Run(_) | Command::Shell(_) => Ok(0),
+                Command::Completions(_)
+                | Command::DetectGpu { .. }
+                | Command::GpuProbe { .. }
+                | Command::Gpu(_)
+                | Command::Run(_)
+                | Command::Shell(_) => Ok(0),
             }
         }
     }

@@ -5,6 +5,7 @@ mod common;
 
 mod attack;
 mod change;
+mod check;
 mod concurrency;
 mod create;
 mod digest;
@@ -12,6 +13,7 @@ mod documents;
 mod environments;
 mod export;
 mod gpu;
+mod gpu_driver;
 mod host;
 mod hostile;
 mod interop;

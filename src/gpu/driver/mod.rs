@@ -110,6 +110,51 @@ pub enum Call {
     Other(&'static str),
 }
 
+impl Call {
+    /// All that have a name of their own.
+    pub const ALL: [Call; 29] = [
+        Call::MemGetInfo,
+        Call::MemAlloc,
+        Call::MemFree,
+        Call::MemcpyHtoD,
+        Call::MemcpyDtoH,
+        Call::MemcpyDtoD,
+        Call::MemsetD8,
+        Call::MemsetD32,
+        Call::MemGetAllocationGranularity,
+        Call::MemAddressReserve,
+        Call::MemAddressFree,
+        Call::MemCreate,
+        Call::MemRelease,
+        Call::MemMap,
+        Call::MemUnmap,
+        Call::MemSetAccess,
+        Call::StreamCreate,
+        Call::StreamDestroy,
+        Call::StreamSynchronize,
+        Call::StreamQuery,
+        Call::EventCreate,
+        Call::EventRecord,
+        Call::EventQuery,
+        Call::EventSynchronize,
+        Call::EventDestroy,
+        Call::EventElapsedTime,
+        Call::DeviceSynchronize,
+        Call::ModuleLoad,
+        Call::LaunchKernel,
+    ];
+
+    /// The call of a driver function: `cuMemAlloc`, `cuMemAlloc_v2` or `MemAlloc`.
+    pub fn from_name(name: &str) -> Option<Call> {
+        let name = name.strip_suffix("_v2").unwrap_or(name);
+        let same = |call: &Call| {
+            let full = call.to_string();
+            full == name || full.strip_prefix("cu") == Some(name)
+        };
+        Call::ALL.into_iter().find(same)
+    }
+}
+
 impl fmt::Display for Call {
     /// The driver API's name, for example `cuMemAlloc`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -21,7 +21,40 @@ pub(super) struct Rule {
     p1: u64,
 }
 
+/// Not a pattern of the kernels: `p0` where the index (kept modulo the modulus) has the residue, else `p1`. `address` holds the
+/// modulus (upper half) and the residue.
+const MODULO: u64 = u64::MAX;
+
 impl Rule {
+    /// `inside` at the indices with `index % modulus == residue`, `outside` at the others. Both numbers below 2^32.
+    fn modulo(index: u64, modulus: u64, residue: u64, inside: u64, outside: u64) -> Self {
+        if inside == outside {
+            return Rule::new(Pattern::Constant as u64, 0, 0, inside, 0);
+        }
+        Rule { pattern: MODULO, address: modulus << 32 | residue, index: index % modulus, p0: inside, p1: outside }
+    }
+
+    /// The words inside and outside the residue, where they are two constants. `index` is that of the first word.
+    fn split(&self, index: u64, modulus: u64, residue: u64) -> Option<(u64, u64)> {
+        match self.pattern {
+            MODULO if self.address == (modulus << 32 | residue) && self.index == index % modulus => Some((self.p0, self.p1)),
+            1 => Some((self.p0, self.p0)),
+            _ => None,
+        }
+    }
+
+    /// This rule with `value` written inside or outside the residue, where that is a rule again.
+    pub(super) fn with_residue(&self, index: u64, modulus: u64, residue: u64, value: u64, inside: bool) -> Option<Self> {
+        let (within, without) = self.split(index, modulus, residue)?;
+        let (within, without) = if inside { (value, without) } else { (within, value) };
+        Some(Rule::modulo(index, modulus, residue, within, without))
+    }
+
+    /// Whether all words of the residue are known to be `value`.
+    pub(super) fn holds_residue(&self, index: u64, modulus: u64, residue: u64, value: u64) -> bool {
+        self.split(index, modulus, residue).is_some_and(|(inside, _)| inside == value)
+    }
+
     pub(super) fn new(pattern: u64, address: u64, index: u64, p0: u64, p1: u64) -> Self {
         let plain = Rule { pattern, address: 0, index: 0, p0, p1: 0 };
         match Pattern::ALL.get(pattern as usize) {
@@ -41,10 +74,17 @@ impl Rule {
 
     /// The rule of what follows `bytes` (a multiple of 8) later.
     pub(super) fn after(self, bytes: u64) -> Self {
+        if self.pattern == MODULO {
+            return Rule { index: self.index.wrapping_add(bytes / 8) % (self.address >> 32), ..self };
+        }
         Rule::new(self.pattern, self.address.wrapping_add(bytes), self.index.wrapping_add(bytes / 8), self.p0, self.p1)
     }
 
     pub(super) fn word(&self, number: u64) -> u64 {
+        if self.pattern == MODULO {
+            let at = self.index.wrapping_add(number) % (self.address >> 32);
+            return if at == self.address & 0xFFFF_FFFF { self.p0 } else { self.p1 };
+        }
         host::value(self.pattern, self.address.wrapping_add(8 * number), self.index.wrapping_add(number), self.p0, self.p1)
     }
 
@@ -185,16 +225,24 @@ impl Memory {
         }
     }
 
-    /// Whether the words are known to follow a rule. When not, they have to be looked at.
-    pub(super) fn follows(&self, physical: u64, bytes: u64, rule: Rule) -> bool {
+    /// The one rule of a range, where it has one: a part of a granule that was filled as a whole, or of one chunk.
+    pub(super) fn rule(&self, physical: u64, bytes: u64) -> Option<Rule> {
         let within = physical % self.unit;
         match self.granules.get(&((physical / self.unit) as u32)) {
-            None => false,
-            Some(Granule::Rule(held)) => held.after(within) == rule,
-            Some(Granule::Chunks(chunks)) => Self::cut(physical, bytes).all(|(start, from, _)| {
-                matches!(&chunks[(start % self.unit / CHUNK) as usize], Chunk::Rule(held) if held.after(start % CHUNK) == rule.after(from as u64))
-            }),
+            None => Some(Rule::constant(POISON)),
+            Some(Granule::Rule(rule)) => Some(rule.after(within)),
+            Some(Granule::Chunks(chunks)) => match &chunks[(within / CHUNK) as usize] {
+                Chunk::Rule(rule) if physical % CHUNK + bytes <= CHUNK => Some(rule.after(physical % CHUNK)),
+                _ => None,
+            },
         }
+    }
+
+    /// Whether the words are known to follow a rule. When not, they have to be looked at.
+    pub(super) fn follows(&self, physical: u64, bytes: u64, rule: Rule) -> bool {
+        self.rule(physical, bytes).is_some_and(|held| held == rule)
+            || Self::cut(physical, bytes)
+                .all(|(start, from, len)| self.rule(start, len as u64).is_some_and(|held| held == rule.after(from as u64)))
     }
 
     /// Copies between ranges that lie alike in their chunks, rules as rules. Answers false, with nothing done, where they do not.
