@@ -13,6 +13,8 @@
 pub mod change;
 /// Channel names to URLs, credentials, mirrors, repodata; the `host` channel.
 pub mod channel;
+/// The whole check of an environment: steps, report, pages.
+pub mod check;
 /// Command line: arguments in, one library call, result to `ui`.
 pub mod cli;
 /// .condarc subset, tare's config.toml and environment variables: one `Settings`.
@@ -21,6 +23,8 @@ pub mod config;
 pub mod create;
 /// Two of prefix, lock and request compared.
 pub mod diff;
+/// What ELF files ask of the loader.
+pub mod elf;
 /// One error type: kind (exit code), message, causes, hints, place.
 pub mod error;
 /// An environment or a lock as text for other tools.

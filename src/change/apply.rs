@@ -17,7 +17,11 @@ use serde::Serialize;
 use super::survey::{self, Entry, Kind, Taking};
 use crate::error::{Error, Result};
 use crate::install::metadata::{self, Notes};
-use crate::install::{self, Clobber, LinkMode, Plan, PrefixLock, Seconds, cancel, fetch, link, scripts, swap};
+use crate::install::{self, Clobber, FileKind, LinkMode, Plan, PrefixLock, Seconds, Stamp, cancel, fetch, link, scripts, swap};
+use crate::pypi::TareRecord;
+use crate::pypi::fetch::CachedWheel;
+use crate::pypi::install::{StagedWheel, WheelLayout};
+use crate::pypi::installed::Installed;
 use crate::report::{Phase, Progress};
 
 /// Where the files of a package lie that another package has overwritten (`--clobber`); rattler and pixi look there too.
@@ -35,8 +39,13 @@ impl Known {
         &self.record.repodata_record.package_record.name
     }
 
+    /// The Python distributions it brings, normalized.
+    pub fn brings(&self) -> BTreeSet<String> {
+        crate::pypi::installed::brought(self.record.files.iter().map(PathBuf::as_path))
+    }
+
     /// The paths it owns.
-    fn paths(&self) -> HashSet<&Path> {
+    pub fn paths(&self) -> HashSet<&Path> {
         let listed = self.record.files.iter().map(PathBuf::as_path);
         listed.chain(self.record.paths_data.paths.iter().map(|entry| entry.relative_path.as_path())).collect()
     }
@@ -52,6 +61,10 @@ pub(super) struct Job {
     pub keep: Vec<Known>,
     /// Packages that go, or are replaced; for a copy all of them: their files are linked anew.
     pub unlink: Vec<Known>,
+    /// Python packages that stay as they are.
+    pub keep_python: Vec<Installed>,
+    /// Python packages that go, or are replaced; those that come are in `plan`.
+    pub unlink_python: Vec<Installed>,
     /// For the history: what was asked for by this change.
     pub update_specs: Vec<MatchSpec>,
     /// For the history: names that are no longer asked for.
@@ -62,6 +75,21 @@ pub(super) struct Job {
     pub marker: Option<(&'static str, String)>,
     /// The path that the files of the base were made for, if it was moved: replaced in files of nobody.
     pub moved_from: Option<PathBuf>,
+    /// The packages stay the same ones, and so does what is written about them.
+    pub repair: Option<Repair>,
+}
+
+/// What a repair knows besides the packages that it links anew.
+#[derive(Debug, Default)]
+pub(super) struct Repair {
+    /// tare's notes on the environment as they were.
+    pub stamp: Option<Stamp>,
+    /// The kinds of files as noted when they were installed.
+    pub modes: Option<HashMap<PathBuf, FileKind>>,
+    /// Records in `conda-meta` that are written anew: missing, damaged or changed.
+    pub lost_records: HashSet<String>,
+    /// Paths of the packages whose records were lost.
+    pub lost_paths: Vec<PathBuf>,
 }
 
 impl Job {
@@ -81,6 +109,10 @@ pub struct Changed {
     pub unlinked: usize,
     /// Number of packages that stayed as they were.
     pub kept: usize,
+    /// Number of Python packages of the pip section that came.
+    pub python_linked: usize,
+    /// Number of Python packages that no conda package brought that went.
+    pub python_unlinked: usize,
     /// How files came from each cache folder in use.
     pub link_modes: Vec<(PathBuf, LinkMode)>,
     /// Number of Python files compiled.
@@ -107,24 +139,15 @@ pub(super) async fn apply(
 ) -> Result<(Changed, Vec<PrefixLock>)> {
     let mut seconds = Seconds::default();
     let clock = Instant::now();
-    let records = PackageRecord::sort_topologically(install::sorted(&job.plan.records));
-    let fetcher = fetch::Fetcher {
-        cache,
-        client,
-        check: job.plan.cache_check,
-        concurrency: job.plan.concurrency,
-        progress: progress.clone(),
-        cancel: job.plan.cancel.clone(),
-    };
-    let (packages, cache_locks) = fetcher.fetch_all(&records).await?;
+    let install::Fetched { packages, layers, wheels, locks: cache_locks } =
+        install::fetch_both(&job.plan, cache, client, progress.clone()).await?;
     seconds.fetch = clock.elapsed().as_secs_f64();
-    let layers: Vec<PathBuf> = packages.iter().map(|package| fetch::layer_of(cache, &package.folder)).collect();
     let guard = cancel::CancelOnDrop::new(job.plan.cancel.clone());
     let (register, home) = (job.plan.register, job.plan.home.clone());
     let (result, locks) = fetch::blocking(move || {
         // Owned by this thread: it goes on until it sees the switch, even when nobody waits for it any more.
         let _held = cache_locks;
-        (build(&job, &packages, &layers, &*progress, seconds), locks)
+        (build(&job, &packages, &layers, &wheels, &*progress, seconds), locks)
     })
     .await?;
     guard.disarm();
@@ -149,21 +172,56 @@ struct Decision<'a> {
     restore: Vec<(usize, &'a Entry, PathBuf)>,
     /// Files of nobody that are in the way of a new one.
     aside: Vec<&'a Entry>,
+    /// Files of wheels that a kept package has as they are: number of the wheel and path.
+    shared: Vec<(usize, PathBuf)>,
     /// Paths that the stage has of its own.
     mine: HashSet<PathBuf>,
     clobbered: Vec<Clobber>,
+    /// Files of kept Python packages that new ones overwrite, for people.
+    overlaps: Vec<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owner {
     Kept(usize),
+    /// A Python package that stays.
+    Python(usize),
     Gone,
+}
+
+/// What comes to a path.
+struct New<'a> {
+    package: PackageName,
+    entry: Option<&'a PathsEntry>,
+    /// Of a wheel: its number and the hash of the file.
+    wheel: Option<(usize, Option<[u8; 32]>)>,
+}
+
+impl New<'_> {
+    /// SHA-256 of the file as it will be, where it is known before.
+    fn sha256(&self) -> Option<[u8; 32]> {
+        if let Some((_, sha256)) = self.wheel {
+            return sha256;
+        }
+        let entry = self.entry.filter(|entry| entry.path_type == PathType::HardLink && entry.prefix_placeholder.is_none())?;
+        entry.sha256?[..].try_into().ok()
+    }
 }
 
 fn owners(job: &Job) -> HashMap<&Path, Owner> {
     let mut owners = HashMap::new();
+    for path in job.repair.iter().flat_map(|repair| &repair.lost_paths) {
+        owners.insert(path.as_path(), Owner::Gone);
+    }
     for known in &job.unlink {
         owners.extend(known.paths().into_iter().map(|path| (path, Owner::Gone)));
+    }
+    for installed in &job.unlink_python {
+        owners.extend(installed.owns().map(|path| (path, Owner::Gone)));
+    }
+    // What two distributions list stays as long as one of them does.
+    for (number, installed) in job.keep_python.iter().enumerate() {
+        owners.extend(installed.owns().map(|path| (path, Owner::Python(number))));
     }
     for (number, known) in job.keep.iter().enumerate() {
         owners.extend(known.paths().into_iter().map(|path| (path, Owner::Kept(number))));
@@ -171,27 +229,48 @@ fn owners(job: &Job) -> HashMap<&Path, Owner> {
     owners
 }
 
-fn decide<'a>(job: &Job, packages: &[fetch::Cached], layout: &link::Layout, entries: &'a [Entry]) -> Result<Decision<'a>> {
+fn decide<'a>(
+    job: &Job,
+    packages: &[fetch::Cached],
+    wheels: &[CachedWheel],
+    layout: &link::Layout,
+    wheel_layout: &WheelLayout,
+    entries: &'a [Entry],
+) -> Result<Decision<'a>> {
     let owners = owners(job);
-    let incoming: HashMap<&Path, (usize, Option<&PathsEntry>)> =
-        layout.files().map(|(number, path, entry)| (path, (number, entry))).collect();
-    let mut decision = Decision { mine: incoming.keys().map(|path| path.to_path_buf()).collect(), ..Decision::default() };
-    let name = |number: usize| &packages[number].record.package_record.name;
+    let name = |number: usize| packages[number].record.package_record.name.clone();
+    let conda = layout.files().map(|(number, path, entry)| (path.to_owned(), New { package: name(number), entry, wheel: None }));
+    let mut incoming: HashMap<PathBuf, New<'_>> = conda.collect();
+    incoming.extend(wheel_layout.files(wheels).map(|(number, path, sha256)| {
+        let package = PackageName::new_unchecked(crate::pypi::install::qualified(wheels[number].ready.record.name.as_ref()));
+        (path, New { package, entry: None, wheel: Some((number, sha256)) })
+    }));
+    let mut decision = Decision { mine: incoming.keys().cloned().collect(), ..Decision::default() };
+    let mut overlaps: Vec<String> = Vec::new();
     let mut clashes: Vec<String> = Vec::new();
+    let mut python_clash: Option<String> = None;
     let mut in_the_way: Vec<String> = Vec::new();
     let mut taken_files: HashSet<&Path> = HashSet::new();
     let mut needed: HashSet<&Path> = HashSet::new();
     for entry in entries.iter().filter(|entry| !matches!(entry.kind, Kind::Folder { .. })) {
         let path = entry.path.as_path();
         let owner = owners.get(path).copied();
-        if let Some((number, new)) = incoming.get(path) {
+        if let Some(new) = incoming.get(path) {
             match owner {
                 Some(Owner::Gone) => {}
                 Some(Owner::Kept(kept)) => {
-                    let identical = same_contents(&job.keep[kept].record, path, *new);
+                    let identical = same_contents(&job.keep[kept].record, path, new);
+                    if identical && let Some((wheel, _)) = new.wheel {
+                        decision.shared.push((wheel, path.to_owned()));
+                        decision.mine.remove(path);
+                        taken_files.insert(path);
+                        needed.extend(own_folders(path));
+                        decision.take.push(entry);
+                        continue;
+                    }
                     let found = Clobber {
                         path: path.to_owned(),
-                        winner: name(*number).clone(),
+                        winner: new.package.clone(),
                         losers: vec![job.keep[kept].name().clone()],
                         identical,
                     };
@@ -200,16 +279,34 @@ fn decide<'a>(job: &Job, packages: &[fetch::Cached], layout: &link::Layout, entr
                             "`{}`: `{}` and `{}`",
                             path.display(),
                             job.keep[kept].name().as_normalized(),
-                            name(*number).as_normalized()
+                            new.package.as_normalized()
                         ));
                     }
                     decision.divert.push((kept, entry));
                     decision.clobbered.push(found);
                 }
-                None if is_same_file(&job.base, entry, *new) => {}
+                Some(Owner::Python(_)) | None if is_same_file(&job.base, entry, new) => {}
+                // As with pip: the one that comes last has the file.
+                Some(Owner::Python(number)) if new.wheel.is_some() => {
+                    overlaps.push(format!(
+                        "`{}` of `{}` and `{}`",
+                        path.display(),
+                        job.keep_python[number].name,
+                        new.package.as_normalized()
+                    ));
+                }
+                Some(Owner::Python(number)) => {
+                    if job.plan.clobber {
+                        decision.aside.push(entry);
+                    } else {
+                        let other = job.keep_python[number].qualified();
+                        clashes.push(format!("`{}`: `{other}` and `{}`", path.display(), new.package.as_normalized()));
+                        python_clash = Some(other);
+                    }
+                }
                 None => {
                     if !job.plan.clobber {
-                        in_the_way.push(format!("`{}` (of `{}`)", path.display(), name(*number).as_normalized()));
+                        in_the_way.push(format!("`{}` (of `{}`)", path.display(), new.package.as_normalized()));
                     }
                     decision.aside.push(entry);
                 }
@@ -243,30 +340,34 @@ fn decide<'a>(job: &Job, packages: &[fetch::Cached], layout: &link::Layout, entr
     }
     // A file where the other side needs a folder cannot be: never write through a link, never hide what is below.
     let mut mixed = Vec::new();
-    for (path, (number, _)) in &incoming {
+    for (path, new) in incoming.iter().filter(|(path, _)| !taken_files.contains(path.as_path())) {
         let below = own_folders(path).find(|folder| taken_files.contains(folder));
         if let Some(file) = below {
             mixed.push(format!(
                 "`{}` is no folder, and `{}` puts `{}` below it",
                 file.display(),
-                name(*number).as_normalized(),
+                new.package.as_normalized(),
                 path.display()
             ));
-        } else if needed.contains(path) {
+        } else if needed.contains(path.as_path()) {
             mixed.push(format!(
                 "`{}` is a folder with other files, and `{}` has a file there",
                 path.display(),
-                name(*number).as_normalized()
+                new.package.as_normalized()
             ));
         }
     }
-    refuse(clashes, "provided by more than one package", &["leave one of the packages out", "to let the new one win: --clobber"])?;
+    let mut hints = vec!["leave one of the packages out".to_owned(), "to let the new one win: --clobber".to_owned()];
+    if let Some(other) = python_clash {
+        hints.insert(0, format!("to remove the Python package: tare remove {other}"));
+    }
+    refuse(clashes, "provided by more than one package", hints)?;
     refuse(
         in_the_way,
         "in the way that no package installed",
-        &[
-            "if pip installed them: tare run python -m pip uninstall NAME",
-            "move them away, or have them renamed to `NAME.tare-saved`: --clobber",
+        vec![
+            "if pip installed them: tare run python -m pip uninstall NAME".to_owned(),
+            "move them away, or have them renamed to `NAME.tare-saved`: --clobber".to_owned(),
         ],
     )?;
     mixed.sort();
@@ -280,10 +381,12 @@ fn decide<'a>(job: &Job, packages: &[fetch::Cached], layout: &link::Layout, entr
     let folders: Vec<&Entry> =
         entries.iter().filter(|entry| matches!(entry.kind, Kind::Folder { .. }) && needed.contains(entry.path.as_path())).collect();
     decision.take = folders.into_iter().chain(decision.take).collect();
+    overlaps.sort();
+    decision.overlaps = overlaps;
     Ok(decision)
 }
 
-fn refuse(mut found: Vec<String>, what: &str, hints: &[&str]) -> Result<()> {
+fn refuse(mut found: Vec<String>, what: &str, hints: Vec<String>) -> Result<()> {
     if found.is_empty() {
         return Ok(());
     }
@@ -295,7 +398,7 @@ fn refuse(mut found: Vec<String>, what: &str, hints: &[&str]) -> Result<()> {
     if found.len() > 10 {
         error = error.because(format!("and {} more", found.len() - 10));
     }
-    Err(error.hints_from(hints.iter().map(ToString::to_string)))
+    Err(error.hints_from(hints))
 }
 
 /// The folders above a path, innermost first.
@@ -304,28 +407,25 @@ fn own_folders(path: &Path) -> impl Iterator<Item = &Path> {
 }
 
 /// `p` of `__clobbers__/PACKAGE/p`.
-fn clobbered_path(path: &Path) -> Option<&Path> {
+pub(super) fn clobbered_path(path: &Path) -> Option<&Path> {
     let mut rest = path.strip_prefix(CLOBBERS).ok()?.components();
     rest.next()?;
     Some(rest.as_path()).filter(|path| !path.as_os_str().is_empty())
 }
 
 /// Whether the installed file of a record has the contents that a new package brings.
-fn same_contents(record: &PrefixRecord, path: &Path, new: Option<&PathsEntry>) -> bool {
-    let (Some(new), Some(old)) = (new, record.paths_data.paths.iter().find(|entry| entry.relative_path == path)) else { return false };
-    new.path_type == PathType::HardLink
-        && new.prefix_placeholder.is_none()
-        && old.prefix_placeholder.is_none()
-        && new.sha256.is_some()
-        && old.sha256 == new.sha256
+fn same_contents(record: &PrefixRecord, path: &Path, new: &New<'_>) -> bool {
+    let (Some(new), Some(old)) = (new.sha256(), record.paths_data.paths.iter().find(|entry| entry.relative_path == path)) else {
+        return false;
+    };
+    old.prefix_placeholder.is_none() && old.sha256.is_some_and(|old| old[..] == new[..])
 }
 
-/// Whether a file of nobody has the contents that a new package brings.
-fn is_same_file(base: &Path, entry: &Entry, new: Option<&PathsEntry>) -> bool {
-    let Some(new) = new.filter(|new| new.path_type == PathType::HardLink && new.prefix_placeholder.is_none()) else { return false };
+/// Whether a file has the contents that a new package brings.
+fn is_same_file(base: &Path, entry: &Entry, new: &New<'_>) -> bool {
     entry.kind == Kind::File
-        && new.sha256.is_some_and(|wanted| {
-            rattler_digest::compute_file_digest::<rattler_digest::Sha256>(base.join(&entry.path)).is_ok_and(|found| found == wanted)
+        && new.sha256().is_some_and(|wanted| {
+            rattler_digest::compute_file_digest::<rattler_digest::Sha256>(base.join(&entry.path)).is_ok_and(|found| found[..] == wanted[..])
         })
 }
 
@@ -342,7 +442,14 @@ fn is_stale_byte_code(path: &Path, owners: &HashMap<&Path, Owner>) -> bool {
 }
 
 /// Everything between "all packages are in the cache" and "the environment is changed".
-fn build(job: &Job, packages: &[fetch::Cached], layers: &[PathBuf], progress: &dyn Progress, mut seconds: Seconds) -> Result<Changed> {
+fn build(
+    job: &Job,
+    packages: &[fetch::Cached],
+    layers: &[PathBuf],
+    wheels: &[CachedWheel],
+    progress: &dyn Progress,
+    mut seconds: Seconds,
+) -> Result<Changed> {
     let plan = &job.plan;
     let prefix = plan.prefix.as_path();
     let mut clock = Instant::now();
@@ -358,8 +465,19 @@ fn build(job: &Job, packages: &[fetch::Cached], layers: &[PathBuf], progress: &d
     let python = link::python_of(packages.iter().map(|package| &package.record.package_record).chain(all), plan.subdir)?;
     let layout = link::Layout::plan(packages, python.clone(), plan.clobber)?;
     layout.check_external(plan.external_links, progress)?;
+    let clobber = plan.clobber || plan.pypi.as_ref().is_some_and(|pypi| pypi.clobber);
+    let mut wheel_layout = WheelLayout::plan(wheels, python.as_ref(), &layout, packages, clobber, progress)?;
     let entries = survey::survey(&job.base)?;
-    let decision = decide(job, packages, &layout, &entries)?;
+    let decision = decide(job, packages, wheels, &layout, &wheel_layout, &entries)?;
+    for (number, path) in &decision.shared {
+        wheel_layout.share(*number, path);
+    }
+    if !decision.overlaps.is_empty() {
+        let count = decision.overlaps.len();
+        let more = if count > 5 { format!(", and {} more", count - 5) } else { String::new() };
+        let shown: Vec<&str> = decision.overlaps.iter().take(5).map(String::as_str).collect();
+        progress.warn(&format!("Python packages overwrite files of each other, the one named last wins: {}{more}", shown.join(", ")), &[]);
+    }
 
     let stage = swap::Stage::create(prefix)?;
     let mut modes: BTreeMap<PathBuf, LinkMode> = BTreeMap::new();
@@ -371,9 +489,11 @@ fn build(job: &Job, packages: &[fetch::Cached], layers: &[PathBuf], progress: &d
     }
     let package_modes: Vec<LinkMode> = layers.iter().map(|layer| modes[layer]).collect();
     install::check_space(prefix, &layout, packages, &package_modes)?;
+    let (wheel_roots, wheel_modes) = install::wheel_modes(plan, wheels, stage.path())?;
+    modes.extend(wheel_roots);
 
-    let task = progress.start(Phase::Link, "linking packages", Some(packages.len() as u64));
-    let linked = (|| -> Result<Vec<_>> {
+    let task = progress.start(Phase::Link, "linking packages", Some((packages.len() + wheels.len()) as u64));
+    let linked = (|| -> Result<(Vec<_>, Vec<StagedWheel>)> {
         let stage_prefix = StagePrefix::create(stage.path()).map_err(|error| Error::io("prepare", stage.path(), &error))?;
         let _ = std::fs::remove_file(stage.path().join("CACHEDIR.TAG"));
         clone(job, &decision, stage.path())?;
@@ -386,28 +506,38 @@ fn build(job: &Job, packages: &[fetch::Cached], layers: &[PathBuf], progress: &d
             task,
             cancel: &plan.cancel,
         };
-        let linked = linking.run(packages, &layout)?;
+        let mut linked = linking.run(packages, &layout)?;
         linking.make_modes_uniform(&linked)?;
-        Ok(linked)
+        if let Some(modes) = job.repair.as_ref().and_then(|repair| repair.modes.as_ref()) {
+            restore_modes(stage.path(), &linked, modes)?;
+        }
+        install::divert(stage.path(), packages, &mut linked, &wheel_layout.diverted)?;
+        let (python, done) = (python.as_ref(), packages.len());
+        let staged = install::link_wheels(plan, prefix, stage.path(), python, wheels, &wheel_layout, &wheel_modes, progress, task, done)?;
+        Ok((linked, staged))
     })();
     progress.finish(task);
-    let mut linked = linked?;
+    let (mut linked, mut staged) = linked?;
     lap(&mut seconds.link);
 
     let (compiled, not_compiled) = if plan.compile {
-        install::compile_noarch(plan, prefix, packages, python.as_ref(), stage.path(), &mut linked, progress)?
+        install::compile_noarch(plan, prefix, packages, python.as_ref(), stage.path(), &mut linked, &mut staged, progress)?
     } else {
         (0, None)
     };
     lap(&mut seconds.compile);
 
     plan.cancel.check()?;
-    write_metadata(job, packages, linked, &decision, stage.path(), plan.compile && not_compiled.is_none())?;
+    let pypi = crate::pypi::install::finish(stage.path(), wheels, staged)?;
+    let compiled_all = plan.compile && not_compiled.is_none();
+    write_metadata(job, packages, linked, &decision, stage.path(), compiled_all, &pypi)?;
     survey::finish_folders(stage.path(), &decision.take)?;
     let placing = if job.is_copy() {
         swap::Placing::New
     } else {
-        let owned: HashSet<&Path> = decision.mine.iter().map(PathBuf::as_path).collect();
+        let mut owned: HashSet<&Path> = decision.mine.iter().map(PathBuf::as_path).collect();
+        // Byte code that was made for it.
+        owned.extend(pypi.iter().flat_map(|record| &record.files).map(|file| Path::new(&file.path)));
         let late = survey::catch_up(prefix, stage.path(), &entries, &|path| owned.contains(path))?;
         if late > 0 {
             tracing::debug!("{late} files changed while the environment was being changed, and were taken over");
@@ -437,11 +567,14 @@ fn build(job: &Job, packages: &[fetch::Cached], layers: &[PathBuf], progress: &d
     ran?;
     let mut clobbered = layout.clobbered;
     clobbered.extend(decision.clobbered);
+    clobbered.extend(wheel_layout.clobbered);
     Ok(Changed {
         prefix: prefix.to_owned(),
         linked: packages.len(),
         unlinked: job.unlink.len(),
         kept: job.keep.len(),
+        python_linked: wheels.len(),
+        python_unlinked: job.unlink_python.len(),
         link_modes: modes.into_iter().collect(),
         compiled,
         not_compiled,
@@ -495,21 +628,48 @@ fn clone(job: &Job, decision: &Decision<'_>, stage: &Path) -> Result<()> {
     take_meta(job, stage, taking)
 }
 
+/// Gives linked files the modes noted when they were first installed: a hard link has one mode with the file of the environment that was changed.
+fn restore_modes(
+    stage: &Path,
+    linked: &[Vec<rattler_conda_types::prefix_record::PathsEntry>],
+    modes: &HashMap<PathBuf, FileKind>,
+) -> Result<()> {
+    for entry in linked.iter().flatten() {
+        let path = stage.join(&entry.relative_path);
+        if std::fs::symlink_metadata(&path).is_ok_and(|about| about.is_file()) {
+            let executable = modes.get(&entry.relative_path) == Some(&FileKind::Executable);
+            install::set_mode(&path, if executable { 0o755 } else { 0o644 })?;
+        }
+    }
+    Ok(())
+}
+
 /// Takes over `conda-meta`, apart from what is written anew.
 fn take_meta(job: &Job, stage: &Path, taking: Taking<'_>) -> Result<()> {
     let root = job.base.join("conda-meta");
     let target = stage.join("conda-meta");
-    let kept: HashSet<&str> = job.keep.iter().map(|known| known.file.as_str()).collect();
+    let mut kept: HashSet<String> = job.keep.iter().map(|known| known.file.clone()).collect();
+    kept.extend(
+        job.keep_python.iter().filter(|installed| installed.is_ours()).map(|installed| format!("tare/pypi/{}.json", installed.name)),
+    );
     let entries = survey::survey(&root)?;
     let wanted: Vec<&Entry> = entries
         .iter()
         .filter(|entry| match entry.path.to_str() {
-            Some("history" | "tare/environment.json" | "tare/files") => false,
+            Some(name) if job.repair.is_some() && !name.ends_with(".json") => true,
+            // Damaged notes are not for a repair of packages to throw away.
+            Some("tare/environment.json") if job.repair.as_ref().is_some_and(|repair| repair.stamp.is_none()) => true,
+            // Not linked: what is written into would be the file of the old environment.
+            Some("history" | "tare/environment.json" | "tare/files" | "tare/modes") => false,
             Some("state") => job.variables.is_none(),
             // A copy may be changed, the same environment under a new name may not.
             Some("frozen") => !job.is_copy() || job.marker.is_some(),
             Some("tare/renamed-from") => false,
-            Some(name) if name.ends_with(".json") && !name.contains('/') => kept.contains(name),
+            Some(name) if name.ends_with(".json") && (!name.contains('/') || name.starts_with("tare/pypi/")) => match &job.repair {
+                None => kept.contains(name),
+                // What makes no sense and is not ours stays as it is.
+                Some(repair) => !repair.lost_records.contains(name) && !job.unlink.iter().any(|known| known.file == name),
+            },
             _ => true,
         })
         .collect();
@@ -546,12 +706,17 @@ fn write_metadata(
     decision: &Decision<'_>,
     stage: &Path,
     compiled: bool,
+    pypi: &[TareRecord],
 ) -> Result<()> {
     let plan = &job.plan;
     let meta = stage.join("conda-meta");
     let mut prefix_records: Vec<PrefixRecord> =
         packages.iter().zip(linked).map(|(package, paths)| metadata::prefix_record(&package.record, paths, &plan.requested)).collect();
     let mut written = metadata::write_records(stage, &prefix_records)?;
+    if let Some(repair) = &job.repair {
+        prefix_records.extend(job.keep.iter().map(|known| known.record.clone()));
+        return metadata::update_stamp(stage, repair.stamp.as_ref(), &written, &prefix_records);
+    }
 
     for (number, known) in job.keep.iter().enumerate() {
         let mut record = known.record.clone();
@@ -610,6 +775,8 @@ fn write_metadata(
     let state = std::fs::read(meta.join("state")).ok().map(|bytes| metadata::sha256_hex(&bytes));
     let all: Vec<RepoDataRecord> = prefix_records.iter().map(|record| record.repodata_record.clone()).collect();
     let all = install::sorted(&all);
+    let kept = job.keep_python.iter().filter_map(|installed| installed.tare.clone());
+    let pypi: Vec<TareRecord> = pypi.iter().cloned().chain(kept).collect();
     let notes = Notes {
         prefix: &plan.prefix,
         subdir: plan.subdir,
@@ -619,6 +786,7 @@ fn write_metadata(
         command: &plan.command,
         compiled,
         metadata: &plan.metadata,
+        pypi: &pypi,
     };
     metadata::write_stamp(stage, &notes, state, written, &prefix_records)?;
     if let Some((name, text)) = &job.marker {

@@ -5,7 +5,10 @@
 //! from before the installed packages are read until the folders are exchanged, so that two changes at once both count.
 
 mod apply;
+mod find;
 mod plan;
+mod repair;
+mod revert;
 mod survey;
 mod variables;
 mod whole;
@@ -20,6 +23,8 @@ use rattler_conda_types::{MatchSpec, PackageName, PrefixRecord, RepoDataRecord};
 
 pub use apply::Changed;
 pub use plan::{ChangePlan, PlanRow};
+pub use repair::{Repaired, repair};
+pub use revert::revert;
 pub use variables::{check_variable, set_variables, unset_variables};
 pub use whole::{Renamed, clone_environment, named, relocate_environment, remove_environment, rename_environment};
 
@@ -30,6 +35,8 @@ use crate::error::{Error, Kind, Result};
 use crate::install::{self, Cancel, ExistingEnvironment, LinkMode, PrefixLock, Stamp};
 use crate::platform::GpuIntent;
 use crate::prefix::{Prefix, Which};
+use crate::pypi::PypiPlan;
+use crate::pypi::installed::{self, Installed};
 use crate::report::Progress;
 use crate::resolve::{self, Inputs, Resolved};
 use crate::solve::{self, Favor};
@@ -108,6 +115,8 @@ struct Open {
     lock: Option<PrefixLock>,
     prefix: Prefix,
     known: Vec<Known>,
+    /// The Python packages that no conda package brought.
+    python: Vec<Installed>,
     stamp: Option<Stamp>,
     /// What was asked for, by name.
     requested: IndexMap<String, String>,
@@ -155,6 +164,12 @@ async fn open(path: &Path, options: &Options, progress: &dyn Progress) -> Result
 }
 
 impl Open {
+    /// The full version of the interpreter; an old one where there is none.
+    fn python_version(&self) -> String {
+        let records = self.known.iter().map(|known| &known.record.repodata_record.package_record);
+        crate::pypi::install::python_version(records).map_or_else(|| "3.8.0".to_owned(), |version| version.to_string())
+    }
+
     /// The path that the files were made for, if that is another.
     fn moved_from(&self) -> Option<&Path> {
         let made_for = self.stamp.as_ref()?.prefix.as_path();
@@ -187,7 +202,8 @@ async fn open_anywhere(path: &Path, options: &Options, progress: &dyn Progress) 
     install::refuse_frozen(&existing, options.override_frozen)?;
     let known = read_known(&prefix)?;
     let requested = requested_of(&prefix, &known)?;
-    Ok(Open { lock: held, prefix, known, stamp, requested })
+    let python = installed::read(&prefix);
+    Ok(Open { lock: held, prefix, known, python, stamp, requested })
 }
 
 /// The packages of an environment, sorted by name.
@@ -365,7 +381,7 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
     plan.update_specs = asked;
     plan.remove_specs = open.requested.keys().filter(|name| !plan.requested.contains_key(*name)).cloned().collect();
     plan.variables = (variables != open.prefix.variables()?).then_some(variables);
-    plan.warn_about_pip(&open.prefix, &*progress);
+    plan.warn_about_pip(&*progress);
     let planned = Planned { prefix: open.prefix.path().to_owned(), prepared, resolved };
     let mut facts = create::facts(&planned);
     if prune && open.prefix.pinned()?.is_empty() {
@@ -386,17 +402,39 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
 }
 
 /// Applies a plan.
-async fn run(plan: &ChangePlan, open: &mut Open, link: install::Plan, session: &Session, progress: Arc<dyn Progress>) -> Result<Changed> {
+async fn run(
+    plan: &ChangePlan,
+    open: &mut Open,
+    mut link: install::Plan,
+    session: &Session,
+    progress: Arc<dyn Progress>,
+) -> Result<Changed> {
+    let told = link.pypi.take();
+    if !plan.pypi.link.is_empty() {
+        let version = plan.python_version().ok_or_else(|| {
+            Error::failure(format!("`{}` needs Python, which is not among the packages", plan.pypi.link[0].record.name))
+                .hint("add `python` to the conda packages")
+        })?;
+        link.pypi = Some(PypiPlan {
+            wheels: plan.pypi.link.clone(),
+            python: version,
+            engine: told.as_ref().and_then(|told| told.engine.clone()),
+            clobber: told.is_some_and(|told| told.clobber),
+        });
+    }
     let job = Job {
         base: link.prefix.clone(),
         plan: link,
         keep: plan.keep.clone(),
         unlink: plan.unlink.clone(),
+        keep_python: plan.pypi.keep.clone(),
+        unlink_python: plan.pypi.unlink.clone(),
         update_specs: plan.update_specs.clone(),
         remove_specs: plan.remove_specs.clone(),
         variables: plan.variables.clone(),
         marker: None,
         moved_from: None,
+        repair: None,
     };
     let locks = open.lock.take().into_iter().collect();
     let (changed, _locks) = apply::apply(job, locks, &session.package_cache, session.client.clone(), progress).await?;
@@ -551,7 +589,8 @@ fn dependency_name(dependency: &Dependency) -> Option<String> {
 
 /// Removes packages, those that need them, and those that nothing else needs. Nothing is solved, so no channel is asked.
 ///
-/// `names`: match specs of installed packages. `prune`: also remove what only they needed.
+/// `names`: match specs of installed conda packages, or names of Python packages that no conda package brought (`pypi::NAME` where a conda package has
+/// the same name). `prune`: also remove what only they needed.
 ///
 /// # Errors
 /// As for [`change`]; a package that is not installed.
@@ -559,17 +598,34 @@ pub async fn remove(names: &[String], prune: bool, options: &Options, settings: 
     let path = crate::prefix::locate(&options.which, &create::places(settings))?;
     let mut open = open(&path, options, &*progress).await?;
     let mut gone: BTreeSet<String> = BTreeSet::new();
+    let mut gone_python: BTreeSet<String> = BTreeSet::new();
     for text in names {
+        if let Some(name) = text.strip_prefix("pypi::") {
+            let name = crate::prefix::normalize(name.trim());
+            if !open.python.iter().any(|installed| installed.name == name) {
+                return Err(not_installed(&open, &name));
+            }
+            gone_python.insert(name);
+            continue;
+        }
         let spec = spec::parse_match_spec(text, None)?;
         let name = spec.name.as_exact().map(name_text).ok_or_else(|| Error::usage(format!("`{text}` does not name a package")))?;
         use rattler_conda_types::Matches;
+        let python = crate::prefix::normalize(&name);
+        let is_python = open.python.iter().any(|installed| installed.name == python);
         match open.known.iter().find(|known| name_text(known.name()) == name) {
             Some(known) if spec.matches(&known.record.repodata_record) => {
+                if is_python {
+                    progress.note(&format!("`{name}` means the conda package; the Python package of that name is `pypi::{python}`"));
+                }
                 gone.insert(name);
             }
             Some(known) => {
                 return Err(Error::failure(format!("`{text}` is not in the environment"))
                     .because(format!("it has {} {}", name, known.record.repodata_record.package_record.version)));
+            }
+            None if is_python => {
+                gone_python.insert(python);
             }
             None => return Err(not_installed(&open, &name)),
         }
@@ -593,19 +649,42 @@ pub async fn remove(names: &[String], prune: bool, options: &Options, settings: 
         needing.extend(more.iter().cloned());
         gone.extend(more);
     }
+    let python = open.python_version();
+    let mut requested = open.requested.clone();
+    requested.retain(|name, _| !gone.contains(name));
+    if prune {
+        let left: Vec<Known> = open.known.iter().filter(|known| !gone.contains(known.name().as_normalized())).cloned().collect();
+        let mut asked: BTreeSet<String> = requested.keys().cloned().collect();
+        // What stood alone before was put there by someone who did not say why: it stays, with what it needs.
+        asked.extend(before.into_iter().filter(|name| !gone.contains(name)));
+        // So does what Python packages that stay need of conda packages.
+        let needs = installed::all_needs(open.python.iter().filter(|installed| !gone_python.contains(&installed.name)), &python);
+        asked.extend(left.iter().filter(|known| !known.brings().is_disjoint(&needs)).map(|known| name_text(known.name())));
+        if open.python.iter().any(|installed| !gone_python.contains(&installed.name)) {
+            asked.insert("python".to_owned());
+        }
+        gone.extend(unreached(&left, &asked));
+    }
+    // The distributions that go: those named, and those of conda packages that no other package brings.
+    let mut lost = gone_python.clone();
+    for known in open.known.iter().filter(|known| gone.contains(known.name().as_normalized())) {
+        lost.extend(known.brings());
+    }
+    let python_needing: Vec<String> = installed::dependents(&open.python, &lost, &python).into_iter().collect();
+    needing.extend(python_needing.iter().map(|name| format!("pypi::{name}")));
+    gone_python.extend(python_needing);
+    if prune {
+        gone_python.extend(installed::unneeded(&open.python, &gone_python, &python));
+    }
     if !needing.is_empty() {
         needing.sort();
         let verb = if options.dry_run { "would be" } else { "are" };
         progress.warn(&format!("{verb} removed too, because they need what is removed: {}", apply::quoted_list(&needing)), &[]);
     }
-    let mut requested = open.requested.clone();
-    requested.retain(|name, _| !gone.contains(name));
-    if prune {
-        let left: Vec<Known> = open.known.iter().filter(|known| !gone.contains(known.name().as_normalized())).cloned().collect();
-        let asked: BTreeSet<String> = requested.keys().cloned().collect();
-        // What stood alone before was put there by someone who did not say why: it stays, with what it needs.
-        let alone: BTreeSet<String> = before.into_iter().filter(|name| !gone.contains(name)).collect();
-        gone.extend(unreached(&left, &asked.union(&alone).cloned().collect()));
+    for installed in open.python.iter().filter(|installed| gone_python.contains(&installed.name) && installed.files.is_none()) {
+        return Err(Error::failure(format!("it is not known which files are those of `{}`", installed.name))
+            .because(format!("`{}` has no `RECORD` that can be read", installed.info.display()))
+            .hint(format!("leave it to the tool that installed it: tare run python -m pip uninstall {}", installed.name)));
     }
     let final_records: Vec<RepoDataRecord> = open
         .known
@@ -617,6 +696,8 @@ pub async fn remove(names: &[String], prune: bool, options: &Options, settings: 
     plan.remove_specs = open.requested.keys().filter(|name| gone.contains(*name)).cloned().collect();
     plan.requested = requested;
     plan.same_input = true;
+    let (unlink, keep) = open.python.iter().cloned().partition(|installed| gone_python.contains(&installed.name));
+    plan.pypi = installed::Changes { keep, unlink, link: Vec::new() };
     if options.dry_run || plan.is_nothing(&open) {
         return Ok(Outcome { plan, changed: None });
     }
@@ -646,8 +727,9 @@ fn not_installed(open: &Open, name: &str) -> Error {
     if let Some((_, known)) = near {
         error = error.hint(format!("did you mean `{}`?", known.name().as_normalized()));
     }
-    if open.prefix.pip_distributions().iter().any(|distribution| distribution.name.eq_ignore_ascii_case(name)) {
-        return error.because("pip installed it").hint(format!("to remove it: tare run python -m pip uninstall {name}"));
+    let python = crate::prefix::normalize(name);
+    if open.python.iter().any(|installed| installed.name == python) {
+        return error.because("it is a Python package that no conda package brought").hint(format!("to remove it: tare remove {python}"));
     }
     error
 }

@@ -13,7 +13,7 @@ use super::apply::Known;
 use crate::create::{self, Planned};
 use crate::error::Result;
 use crate::install::link::python_of;
-use crate::prefix::Prefix;
+use crate::pypi::installed::Changes;
 use crate::report::Progress;
 
 /// What a change would do.
@@ -26,6 +26,8 @@ pub struct ChangePlan {
     pub planned: Option<Planned>,
     /// What is asked for after the change, by name.
     pub requested: IndexMap<String, String>,
+    /// What happens to the Python packages that no conda package brought.
+    pub pypi: Changes,
     pub(super) keep: Vec<Known>,
     pub(super) unlink: Vec<Known>,
     pub(super) update_specs: Vec<MatchSpec>,
@@ -78,6 +80,7 @@ impl ChangePlan {
             link: Vec::new(),
             planned: None,
             requested: open.requested.clone(),
+            pypi: Changes::none(open.python.clone()),
             keep: Vec::new(),
             unlink: Vec::new(),
             update_specs: Vec::new(),
@@ -104,8 +107,31 @@ impl ChangePlan {
                 plan.unlink.push(known.clone());
             }
         }
+        if let Some(python) = new_python.filter(|_| plan.python_moves.is_some()) {
+            plan.move_python(records, &python);
+        }
         plan.link = records.iter().filter(|record| !kept.contains(&record.package_record.name)).cloned().collect();
         Ok(plan)
+    }
+
+    /// Python packages follow to the site-packages of another Python, as far as their wheels fit it.
+    fn move_python(&mut self, records: &[RepoDataRecord], python: &PythonInfo) {
+        let version = crate::pypi::install::python_version(records.iter().map(|record| &record.package_record));
+        for installed in std::mem::take(&mut self.pypi.keep) {
+            match installed.tare.as_ref().filter(|tare| tare.fits(python, version.as_ref())) {
+                Some(tare) => {
+                    self.pypi.link.push(tare.ready());
+                    self.pypi.unlink.push(installed);
+                }
+                None => self.pypi.keep.push(installed),
+            }
+        }
+    }
+
+    /// The full version of the interpreter after the change.
+    pub(super) fn python_version(&self) -> Option<crate::pypi::Version> {
+        let kept = self.keep.iter().map(|known| &known.record.repodata_record.package_record);
+        crate::pypi::install::python_version(self.link.iter().map(|record| &record.package_record).chain(kept))
     }
 
     /// Whether the environment already is as asked.
@@ -121,6 +147,7 @@ impl ChangePlan {
         };
         self.link.is_empty()
             && self.unlink.is_empty()
+            && self.pypi.is_empty()
             && self.variables.is_none()
             && self.same_input
             && canonical(&self.requested) == canonical(&open.requested)
@@ -133,7 +160,7 @@ impl ChangePlan {
 
     /// Whether no package comes or goes.
     pub fn is_empty(&self) -> bool {
-        self.link.is_empty() && self.unlink.is_empty()
+        self.link.is_empty() && self.unlink.is_empty() && self.pypi.is_empty()
     }
 
     /// Number of packages that stay.
@@ -141,9 +168,9 @@ impl ChangePlan {
         self.keep.len()
     }
 
-    pub(super) fn warn_about_pip(&self, prefix: &Prefix, progress: &dyn Progress) {
+    pub(super) fn warn_about_pip(&self, progress: &dyn Progress) {
         let Some((old, new)) = &self.python_moves else { return };
-        let names: Vec<String> = prefix.pip_distributions().into_iter().map(|distribution| distribution.name).collect();
+        let names: Vec<String> = self.pypi.keep.iter().map(|installed| installed.name.clone()).collect();
         if !names.is_empty() {
             progress.warn(
                 &format!("Python moves from {old} to {new}, which does not see what pip installed: {}", super::apply::quoted_list(&names)),
@@ -156,6 +183,7 @@ impl ChangePlan {
     pub fn rows(&self) -> Vec<PlanRow> {
         let version = |record: &PackageRecord| Some((record.version.to_string(), record.build.to_string()));
         let mut rows: BTreeMap<&str, PlanRow> = BTreeMap::new();
+        let mut python: BTreeMap<&str, PlanRow> = BTreeMap::new();
         for known in &self.unlink {
             let record = &known.record.repodata_record.package_record;
             let name = record.name.as_normalized();
@@ -180,7 +208,33 @@ impl ChangePlan {
             row.channel = Some(crate::install::channel_name(record));
             row.size = package.size;
         }
-        rows.into_values().collect()
+        let build = |version: &dyn std::fmt::Display| Some((version.to_string(), "pypi_0".to_owned()));
+        for installed in &self.pypi.unlink {
+            let row =
+                PlanRow { sign: '-', name: installed.name.clone(), old: build(&installed.version), new: None, channel: None, size: None };
+            python.insert(&installed.name, row);
+        }
+        for ready in &self.pypi.link {
+            let name = ready.record.name.as_ref();
+            let row = python.entry(name).or_insert_with(|| PlanRow {
+                sign: '+',
+                name: name.to_owned(),
+                old: None,
+                new: None,
+                channel: None,
+                size: None,
+            });
+            if row.old.is_some() {
+                row.sign = '~';
+            }
+            row.new = build(&ready.record.version);
+            row.channel = Some("pypi".to_owned());
+            row.size = match &ready.record.source {
+                crate::pypi::PypiSource::Archive { size, .. } => *size,
+                _ => None,
+            };
+        }
+        rows.into_values().chain(python.into_values()).collect()
     }
 
     /// The plan in conda's shape: `actions` with PREFIX, FETCH, LINK and UNLINK. FETCH lists every LINK.
@@ -199,6 +253,11 @@ impl ChangePlan {
         });
         document["total_size"] = json!(self.link.iter().filter_map(|record| record.package_record.size).sum::<u64>());
         document["kept"] = json!(self.keep.len());
+        if !self.pypi.is_empty() {
+            let link = self.pypi.link.iter().map(|ready| json!({ "name": ready.record.name, "version": ready.record.version.to_string() }));
+            let unlink = self.pypi.unlink.iter().map(|installed| json!({ "name": installed.name, "version": installed.version }));
+            document["pypi"] = json!({ "link": link.collect::<Vec<_>>(), "unlink": unlink.collect::<Vec<_>>() });
+        }
         document
     }
 }

@@ -15,6 +15,9 @@ use crate::error::{Error, Result};
 use crate::install::swap::{self, Stage, remove_tree};
 use crate::install::{self, ExistingEnvironment, Plan, PrefixLock};
 use crate::prefix::{Prefix, Which};
+use crate::pypi::PypiPlan;
+use crate::pypi::fetch::WheelFetcher;
+use crate::pypi::installed::{self, Installed};
 use crate::report::Progress;
 
 /// The file in the new environment of a rename that tells it from any other.
@@ -84,6 +87,42 @@ fn link_plan(source: &Source, to: &Path, options: &Options, settings: &Settings)
     Ok(plan)
 }
 
+/// The Python packages of a copy: those whose wheels are in the cache are linked anew (put into `plan`), the files of the others are copied. Returns
+/// what is copied and what is linked anew.
+async fn python_again(
+    source: &Source,
+    plan: &mut Plan,
+    session: &Session,
+    progress: &Arc<dyn Progress>,
+) -> Result<(Vec<Installed>, Vec<Installed>)> {
+    let all = installed::read(&source.prefix);
+    let version = crate::pypi::install::python_version(plan.records.iter().map(|record| &record.package_record));
+    let Some(version) = version.filter(|_| all.iter().any(Installed::is_ours)) else { return Ok((all, Vec::new())) };
+    let fetcher = WheelFetcher {
+        cache: &session.package_cache,
+        client: session.client.clone(),
+        check: plan.cache_check,
+        concurrency: plan.concurrency,
+        progress: progress.clone(),
+        cancel: plan.cancel.clone(),
+    };
+    let (mut keep, mut again, mut wheels) = (Vec::new(), Vec::new(), Vec::new());
+    for installed in all {
+        let ready = installed.tare.as_ref().map(crate::pypi::TareRecord::ready);
+        match ready {
+            Some(ready) if fetcher.present(&ready).await? => {
+                wheels.push(ready);
+                again.push(installed);
+            }
+            _ => keep.push(installed),
+        }
+    }
+    if !wheels.is_empty() {
+        plan.pypi = Some(PypiPlan { wheels, python: version, engine: None, clobber: true });
+    }
+    Ok((keep, again))
+}
+
 /// Locks two environments, in an order that all agree on. The locks come in the order of the arguments.
 async fn lock_both(a: &Path, b: &Path, options: &Options, progress: &dyn Progress) -> Result<(PrefixLock, PrefixLock)> {
     if a < b {
@@ -137,17 +176,21 @@ async fn copy_to(
     progress: Arc<dyn Progress>,
 ) -> Result<(Changed, Vec<PrefixLock>)> {
     let source = read_source(from)?;
-    let plan = link_plan(&source, to, options, settings)?;
+    let mut plan = link_plan(&source, to, options, settings)?;
+    let (keep_python, unlink_python) = python_again(&source, &mut plan, session, &progress).await?;
     let job = Job {
         base: source.prefix.path().to_owned(),
         update_specs: plan.requested.clone(),
         plan,
         keep: Vec::new(),
         unlink: source.known,
+        keep_python,
+        unlink_python,
         remove_specs: Vec::new(),
         variables: None,
         marker,
         moved_from: None,
+        repair: None,
     };
     apply::apply(job, locks, &session.package_cache, session.client.clone(), progress).await
 }
@@ -170,18 +213,22 @@ pub async fn relocate_environment(options: &Options, settings: &Settings, progre
         return Ok(None);
     }
     let source = read_source(open.prefix.path())?;
-    let plan = link_plan(&source, open.prefix.path(), options, settings)?;
+    let mut plan = link_plan(&source, open.prefix.path(), options, settings)?;
     let session = Session::open(settings, progress.clone())?;
+    let (keep_python, unlink_python) = python_again(&source, &mut plan, &session, &progress).await?;
     let job = Job {
         base: plan.prefix.clone(),
         update_specs: Vec::new(),
         plan,
         keep: Vec::new(),
         unlink: source.known,
+        keep_python,
+        unlink_python,
         remove_specs: Vec::new(),
         variables: None,
         marker: None,
         moved_from: Some(from.clone()),
+        repair: None,
     };
     let locks = open.lock.take().into_iter().collect();
     let (changed, _locks) = apply::apply(job, locks, &session.package_cache, session.client.clone(), progress).await?;

@@ -208,7 +208,7 @@ fn choose_proxy(proxies: &[(String, Url)], url: &Url) -> Option<Url> {
 }
 
 /// An error and what is behind it, in one line, without secrets.
-pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut next = Some(error);
     while let Some(error) = next {

@@ -441,7 +441,7 @@ pub(super) fn take_secret(url: &mut Url) -> Result<Option<Credential>> {
     Ok(secret.map(|secret| Credential { prefix: url.clone(), secret }))
 }
 
-fn percent_decode(text: &str) -> String {
+pub(crate) fn percent_decode(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;

@@ -20,6 +20,9 @@ mod session;
 pub(crate) mod test_server;
 
 pub use client::RetryPolicy;
+pub(crate) use client::chain;
+pub(crate) use expand::percent_decode;
 pub use expand::{ChannelSource, ExpandOptions, Expanded, ResolvedChannel, expand, host_url};
 pub use redact::{redact_text, redact_url};
+pub(crate) use session::login_hint;
 pub use session::{Session, SessionOptions};

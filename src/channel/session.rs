@@ -167,6 +167,21 @@ impl Session {
         Ok(())
     }
 
+    /// Lets the client use user and password in the URL of a Python package index, or of a file: for everything on that server, because the files
+    /// of an index lie elsewhere than its pages. Anything that is no such URL is passed over.
+    pub fn trust_index(&self, url: &str) {
+        let Ok(mut url) = Url::parse(url) else { return };
+        url.set_path("/");
+        url.set_query(None);
+        url.set_fragment(None);
+        if let Ok(Some(credential)) = super::expand::take_secret(&mut url) {
+            let mut known = self.credentials.write().unwrap_or_else(PoisonError::into_inner);
+            if !known.contains(&credential) {
+                known.push(credential);
+            }
+        }
+    }
+
     /// The records of all packages that `specs` name, with `recursive` also of their dependencies; one [`RepoData`] per
     /// channel and subdir, in the order of the channels.
     ///
@@ -469,7 +484,7 @@ fn list(subdirs: &[Subdir]) -> String {
     subdirs.iter().map(|subdir| subdir.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-fn login_hint(url: &Url) -> String {
+pub(crate) fn login_hint(url: &Url) -> String {
     format!("store credentials for it: tare auth login {}", url.host_str().unwrap_or("HOST"))
 }
 

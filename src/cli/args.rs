@@ -69,10 +69,15 @@ pub enum Command {
     Export(ExportArgs),
     Convert(ConvertArgs),
     Verify(VerifyArgs),
+    Check(CheckArgs),
     Diff(DiffArgs),
     #[command(subcommand)]
     Env(EnvCommand),
     Run(RunArgs),
+    Init(InitArgs),
+    Activate(ActivateArgs),
+    Deactivate(DeactivateArgs),
+    Shell(ShellArgs),
     ShellHook(ShellHookArgs),
     Info(InfoArgs),
     Search(SearchArgs),
@@ -84,6 +89,18 @@ pub enum Command {
     #[command(subcommand)]
     Gpu(super::gpu::GpuCommand),
     Completions(CompletionsArgs),
+    /// Asks a driver library in a process of its own, for `gpu info` and `gpu top`
+    #[command(name = "__gpu-probe", hide = true)]
+    GpuProbe {
+        /// What to ask: `libcuda`, `nvml`, or `watch` for NVML again and again
+        route: String,
+        /// Seconds between two answers of `watch`
+        #[arg(default_value_t = 1.0)]
+        interval: f64,
+    },
+    /// Prints what the shell function of `tare init` evaluates
+    #[command(name = "__hook", hide = true)]
+    Hook(HookArgs),
     /// Detects the GPU driver in a process of its own, so that a crash or a hang of a driver library stays there
     #[command(name = "__detect-gpu", hide = true)]
     DetectGpu {
@@ -245,6 +262,12 @@ pub struct CreateArgs {
     /// Leave out the packages that the configuration adds to each new environment
     #[arg(long)]
     pub no_default_packages: bool,
+    /// Check the environment at the end, as `tare check` does: the exit code is the check's, the environment stays
+    #[arg(long, conflicts_with = "dry_run")]
+    pub check: bool,
+    /// With `--check`: what cannot be tested on a GPU ends with exit code 8
+    #[arg(long, requires = "check")]
+    pub require_gpu: bool,
     #[command(flatten)]
     pub channels: ChannelArgs,
     #[command(flatten)]
@@ -276,17 +299,21 @@ pub struct ChangeArgs {
 /// Examples:
 ///   tare install -n train numpy 'scipy>=1.11'
 ///   tare install -n train -f more.yml
+///   tare install -n train --revision 2
 #[derive(Debug, Clone, Args)]
 #[command(verbatim_doc_comment)]
 pub struct InstallArgs {
     /// Match specs
-    #[arg(value_name = "SPEC", required_unless_present = "files")]
+    #[arg(value_name = "SPEC", required_unless_present_any = ["files", "revision"])]
     pub specs: Vec<String>,
     /// environment.yml, list of match specs or @EXPLICIT list; can be repeated
     #[arg(short, long = "file", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub files: Vec<String>,
     #[command(flatten)]
     pub change: ChangeArgs,
+    /// Go back to the packages of this revision (`tare list --revisions`); nothing is solved
+    #[arg(long, value_name = "NUMBER", conflicts_with_all = ["specs", "files", "force_reinstall"])]
+    pub revision: Option<usize>,
     /// Link the named packages anew even if nothing about them changes
     #[arg(long)]
     pub force_reinstall: bool,
@@ -614,8 +641,15 @@ pub struct ConvertArgs {
 
 /// Check every file of an environment against what its packages say
 ///
-/// Exit code 0 if all is as installed, 5 if not.
+/// Exit code 0 if all is as installed, 5 if not. With `--repair`, packages with missing or changed files are linked anew first;
+/// the exit code is 5 if something is left that cannot be repaired.
+///
+/// Examples:
+///   tare verify -n train
+///   tare verify -n train tare.lock
+///   tare verify -n train --repair
 #[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
 pub struct VerifyArgs {
     /// Also compare the packages with this lock
     #[arg(value_name = "LOCK", value_hint = ValueHint::FilePath)]
@@ -625,6 +659,77 @@ pub struct VerifyArgs {
     /// Do not look for files that belong to no package
     #[arg(long)]
     pub no_extra: bool,
+    /// Link damaged packages anew from the cache, or from where they came; your own files stay
+    #[arg(long)]
+    pub repair: bool,
+    /// With `--repair`: print what would be done
+    #[arg(short, long, requires = "repair")]
+    pub dry_run: bool,
+    /// With `--repair`: repair an environment that is marked as frozen too
+    #[arg(long, requires = "repair")]
+    pub override_frozen: bool,
+    /// With `--repair`: seconds to wait for another process that is changing the environment
+    #[arg(long, value_name = "SECONDS", requires = "repair")]
+    pub lock_timeout: Option<u64>,
+}
+
+/// Weigh an environment: will GPU work in it be right on this machine?
+///
+/// Each step is PASS, FAIL or NOT TESTED, with the reason; what was not done is never PASS. Exit code 0 if nothing failed, 5 if files are not as
+/// installed, 6 if another step failed, 8 if `--require-gpu` was given and a step for the GPU could not be done.
+///
+/// Examples:
+///   tare check -n train
+///   tare check -n train --require-gpu --format junit -o check.xml
+///   tare check --python .venv/bin/python --format html -o check.html
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Check what this interpreter belongs to: a path, or a name on PATH
+    #[arg(long, value_name = "PYTHON", value_hint = ValueHint::ExecutablePath, conflicts_with_all = ["name", "prefix"])]
+    pub python: Option<std::ffi::OsString>,
+    /// Check every known environment
+    #[arg(long, conflicts_with_all = ["name", "prefix", "python"])]
+    pub all: bool,
+    #[command(flatten)]
+    pub how: CheckHowArgs,
+    /// What to print [default: from the name of the output, else text]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub format: Option<CheckFormatArg>,
+    /// Write the report to FILE, and print the text for people
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+}
+
+/// How an environment is checked.
+#[derive(Debug, Clone, Args)]
+pub struct CheckHowArgs {
+    /// quick: seconds; standard: compare the contents of all files, test the memory; thorough: test the memory for long
+    #[arg(long, value_enum, value_name = "LEVEL", default_value = "quick")]
+    pub level: CheckLevelArg,
+    /// A CPU build is a failure, and what cannot be tested on a GPU ends with exit code 8
+    #[arg(long)]
+    pub require_gpu: bool,
+    /// Seconds after which a Python program of a step is killed
+    #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CheckLevelArg {
+    Quick,
+    Standard,
+    Thorough,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CheckFormatArg {
+    Text,
+    Json,
+    Junit,
+    Html,
 }
 
 /// Compare two of environments, locks and environment files
@@ -638,12 +743,22 @@ pub struct DiffArgs {
     /// The same
     #[arg(value_name = "B", value_hint = ValueHint::AnyPath)]
     pub b: String,
-    /// Print a table for a pull request
-    #[arg(long)]
+    /// text, or markdown: a table for a pull request
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = DiffFormat::Text)]
+    pub format: DiffFormat,
+    /// Same as `--format markdown`
+    #[arg(long, hide = true, conflicts_with = "format")]
     pub markdown: bool,
     /// Compare this platform of locks only
     #[arg(long, alias = "subdir", value_name = "PLATFORM")]
     pub platform: Option<String>,
+}
+
+/// How differences are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DiffFormat {
+    Text,
+    Markdown,
 }
 
 /// Manage environments
@@ -660,8 +775,24 @@ pub enum EnvCommand {
     /// Settings of an environment
     #[command(subcommand)]
     Config(EnvConfigCommand),
+    Digest(EnvDigestArgs),
     /// List the known environments
     List,
+}
+
+/// Print one hash of everything in an environment: content, modes, links, byte code
+///
+/// The same lock gives the same digest at the same path, and with `--relocatable` at any path. History and byte code of runs do not count.
+#[derive(Debug, Clone, Args)]
+pub struct EnvDigestArgs {
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Undo the replacements of the path of the environment that its packages list
+    #[arg(long)]
+    pub relocatable: bool,
+    /// Print a line for each file too, to be compared with those of another environment
+    #[arg(long)]
+    pub files: bool,
 }
 
 /// Remove a whole environment
@@ -737,14 +868,120 @@ pub struct RunArgs {
     pub command: Vec<std::ffi::OsString>,
 }
 
-/// Print the script that activates an environment
+/// Set a shell up for `tare activate`
+///
+/// Writes a function `tare` into the start-up file of the shell: ~/.bashrc, .zshrc (in ZDOTDIR), fish/conf.d/tare.fish, or the profile
+/// of PowerShell. Everything else in the file stays; reading the function starts no process. Open a new shell afterwards.
+///
+/// Examples:
+///   tare init
+///   tare init bash zsh --dry-run
+///   tare init --all --undo
 #[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct InitArgs {
+    /// bash, zsh, fish or powershell [default: the calling shell]
+    #[arg(value_name = "SHELL")]
+    pub shells: Vec<String>,
+    /// Every one of these shells that is installed; with `--undo`, every one
+    #[arg(long, conflicts_with = "shells")]
+    pub all: bool,
+    /// Take out again what `init` has written
+    #[arg(long, visible_alias = "reverse")]
+    pub undo: bool,
+    /// Print what would be written
+    #[arg(short, long)]
+    pub dry_run: bool,
+}
+
+/// Activate an environment in this shell
+///
+/// What is active is deactivated first, and comes back with `tare deactivate`. Naming the active environment runs its scripts and sets its variables
+/// anew. The shell has to be set up once: tare init
+///
+/// Examples:
+///   tare activate train
+///   tare activate ./env
+///   tare activate --stack tools
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct ActivateArgs {
+    /// Name or path of the environment [default: the active one, anew]
+    #[arg(value_name = "ENVIRONMENT", conflicts_with_all = ["name", "prefix"], value_hint = ValueHint::DirPath)]
+    pub target: Option<String>,
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Keep the active environment in effect below this one
+    #[arg(long, overrides_with = "no_stack")]
+    pub stack: bool,
+    /// The opposite of `--stack`, which is what happens anyway
+    #[arg(long, hide = true)]
+    pub no_stack: bool,
+}
+
+/// Deactivate the active environment in this shell
+///
+/// Variables get their old values back, and the environment that was active before is active again.
+#[derive(Debug, Clone, Args)]
+pub struct DeactivateArgs {}
+
+/// Start a new shell in an environment
+///
+/// The shell reads your start-up files first; the exit code is the shell's. Arguments after `--` are handed to it, which then is not interactive.
+///
+/// Examples:
+///   tare shell -n train
+///   tare shell -n train --shell zsh
+///   tare shell -n train -- -c 'python -V'
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub struct ShellArgs {
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// bash, zsh, fish, powershell or posix [default: the calling shell]
+    #[arg(short, long, value_name = "SHELL")]
+    pub shell: Option<String>,
+    /// Arguments for the shell
+    #[arg(value_name = "ARG", last = true)]
+    pub args: Vec<std::ffi::OsString>,
+}
+
+/// What the shell function asks for.
+#[derive(Debug, Clone, Args)]
+pub struct HookArgs {
+    /// The shell that evaluates it
+    pub shell: String,
+    #[command(subcommand)]
+    pub command: HookCommand,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub enum HookCommand {
+    Activate(ActivateArgs),
+    Deactivate(DeactivateArgs),
+    /// Activates the active environment anew, if there is one
+    Reactivate,
+}
+
+/// Print the script that activates an environment
+///
+/// Examples:
+///   eval "$(tare shell-hook -n train)"
+///   tare shell-hook -n train -s fish | source
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
 pub struct ShellHookArgs {
     #[command(flatten)]
     pub environment: EnvironmentArgs,
-    /// Shell the script is for [default: the calling shell, else bash]
+    /// Shell the script is for: posix, bash, zsh, fish or powershell [default: the calling shell]
     #[arg(short, long, value_name = "SHELL")]
     pub shell: Option<String>,
+    /// Keep the active environment in effect below this one
+    #[arg(long)]
+    pub stack: bool,
+    /// Print the script that deactivates the active environment
+    #[arg(long, conflicts_with_all = ["name", "prefix", "stack"])]
+    pub deactivate: bool,
 }
 
 /// Show what tare knows of this machine, its configuration and its caches

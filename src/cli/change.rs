@@ -37,6 +37,12 @@ fn which(environment: &EnvironmentArgs) -> Which {
 }
 
 pub async fn install(args: InstallArgs, context: &Context<'_>) -> Result<u8> {
+    if let Some(revision) = args.revision {
+        let options = options(&args.change, &args.link);
+        let outcome = change::revert(revision, &options, &context.settings, context.printer.progress()).await?;
+        tell(&outcome, &options, context);
+        return Ok(0);
+    }
     let mut request = inputs(&args.specs, &args.files, &args.channels, &args.target);
     request.no_pip = args.no_pip;
     let mode = Mode::Install { force_reinstall: args.force_reinstall };
@@ -130,8 +136,10 @@ pub async fn clone(source: &str, args: &CreateArgs, context: &Context<'_>) -> Re
     }
     let changed = change::clone_environment(source, &options, &context.settings, context.printer.progress()).await?;
     context.printer.note(&format!("created `{}` as a copy: {}", changed.prefix.display(), details(&changed)));
-    context.printer.json(&json!({ "prefix": changed.prefix, "dry_run": false, "changed": true, "installed": changed }));
-    Ok(0)
+    let mut document = json!({ "prefix": changed.prefix, "dry_run": false, "changed": true, "installed": changed });
+    let code = super::check::after_create(&changed.prefix, super::check::wanted(args), &mut document, context).await?;
+    context.printer.json(&document);
+    Ok(code)
 }
 
 pub async fn variables(command: VarsCommand, context: &Context<'_>) -> Result<u8> {

@@ -45,7 +45,10 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
         Outcome::Same { prefix } => {
             let message = format!("`{}` is already as asked: nothing to do", prefix.display());
             printer.note(&message);
-            printer.json(&json!({ "message": message, "prefix": prefix, "changed": false }));
+            let mut document = json!({ "message": message, "prefix": prefix, "changed": false });
+            let code = super::check::after_create(&prefix, super::check::wanted(&args), &mut document, context).await?;
+            printer.json(&document);
+            return Ok(code);
         }
         Outcome::Planned(planned) => {
             printer.data(&plan_text(&planned));
@@ -64,7 +67,9 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
             let mut document = create::plan_json(&planned, false);
             document["changed"] = json!(true);
             document["installed"] = json!(*installed);
+            let code = super::check::after_create(&installed.prefix, super::check::wanted(&args), &mut document, context).await?;
             printer.json(&document);
+            return Ok(code);
         }
     }
     Ok(0)

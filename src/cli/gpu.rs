@@ -1,24 +1,46 @@
 //! `tare gpu`
 
 use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::json;
 
 use crate::error::{Error, Result};
 use crate::gpu::alloc::TorchVersion;
-use crate::gpu::simulate;
+use crate::gpu::info::{self as gpu_info, NvmlView};
 use crate::gpu::summary::{self, html};
+use crate::gpu::top as gpu_top;
 use crate::gpu::trace::{self, Snapshot, report, whatif};
-use crate::ui::Printer;
+use crate::gpu::{child, simulate};
+use crate::ui::{Printer, live, table};
 
-/// Explain and predict GPU memory; no GPU is needed
+/// The GPUs of this machine, and GPU memory explained and predicted
 #[derive(Debug, Subcommand)]
 pub enum GpuCommand {
+    /// Show the GPUs, the driver by each of its layers, error counters and processes
+    Info,
+    Top(TopArgs),
     Replay(ReplayArgs),
     Whatif(WhatifArgs),
     Summary(SummaryArgs),
     Simulate(SimulateArgs),
+}
+
+/// Watch the memory of every GPU and of the processes on it; `q` ends it
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Print once and end, as it is where the output is no terminal
+    #[arg(long)]
+    pub once: bool,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    pub interval: f64,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds)).ok_or_else(|| "give a number from 0.1 to 3600".to_owned())
 }
 
 /// Which recording, and how it is read.
@@ -105,11 +127,110 @@ pub struct SimulateArgs {
 
 pub fn run(command: GpuCommand, printer: &Printer) -> Result<u8> {
     match command {
+        GpuCommand::Info => info(printer),
+        GpuCommand::Top(args) => top(&args, printer),
         GpuCommand::Replay(args) => replay(&args, printer),
         GpuCommand::Whatif(args) => what_if(&args, printer),
         GpuCommand::Summary(args) => summarise(&args, printer),
         GpuCommand::Simulate(args) => simulate(&args, printer),
     }
+}
+
+/// The command of a child that asks a driver library.
+fn prober() -> Result<impl Fn(&str) -> Command + Sync> {
+    let program = std::env::current_exe()
+        .map_err(|error| Error::failure("this program's own path is unknown, so it cannot ask the driver").because(error))?;
+    Ok(move |route: &str| {
+        let mut command = Command::new(&program);
+        command.args(["__gpu-probe", route]);
+        command
+    })
+}
+
+/// The body of the hidden command: see [`gpu_info::probe_main`].
+pub fn probe(route: &str, interval: f64, printer: &Printer) -> Result<u8> {
+    if route != "watch" {
+        printer.raw(&format!("{}\n", gpu_info::probe_main(route)));
+        return Ok(0);
+    }
+    // Ends with the parent, by a signal.
+    loop {
+        printer.raw(&format!("{}\n", gpu_info::probe_main("nvml")));
+        std::thread::sleep(Duration::from_secs_f64(interval.clamp(0.1, 3600.0)));
+    }
+}
+
+fn info(printer: &Printer) -> Result<u8> {
+    let info = gpu_info::look(&prober()?, std::path::Path::new("/"), gpu_info::LIMIT);
+    for remark in &info.remarks {
+        printer.warn(remark, &[]);
+    }
+    for hint in &info.hints {
+        printer.note(&format!("hint: {hint}"));
+    }
+    printer.json(&info);
+    printer.data(&info.text());
+    if info.nothing() {
+        printer.note("tare needs no GPU to make environments for one: see `--cuda` of `tare lock` and `tare create`");
+    }
+    Ok(0)
+}
+
+fn top(args: &TopArgs, printer: &Printer) -> Result<u8> {
+    let folder = gpu_top::offers_folder();
+    let host_pids = !crate::gpu::nvml::pids_are_ours();
+    let combine = |view: &NvmlView| gpu_top::combine(view, &gpu_top::offers(&folder), host_pids);
+    if args.once || printer.is_json() || !live::possible() {
+        let view = gpu_info::ask_in_child(&prober()?, "nvml", gpu_info::LIMIT);
+        let view = view.unwrap_or_else(|problem| NvmlView { problem: Some(format!("NVML {problem}")), ..NvmlView::default() });
+        let top = combine(&view);
+        printer.json(&top);
+        printer.data(&top.text(100, &table::columns));
+        return Ok(0);
+    }
+    let mut command = prober()?("watch");
+    command.arg(args.interval.to_string());
+    // Ends when this process does: the child dies with its parent.
+    let (sender, views) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut send = |line: &str| {
+            if let Ok(view) = serde_json::from_str::<NvmlView>(line) {
+                let _ = sender.send(Ok(view));
+            }
+        };
+        let forever = Instant::now() + Duration::from_secs(10 * 365 * 86400);
+        let ended = child::run(command, forever, &mut send);
+        let _ = sender.send(Err(ended.problem(Duration::ZERO).unwrap_or_else(|| "ended".to_owned())));
+    });
+    let mut screen = live::Screen::open()?;
+    let mut last: Option<(Instant, NvmlView)> = None;
+    let mut problem = None;
+    let begin = Instant::now();
+    loop {
+        for answer in views.try_iter() {
+            match answer {
+                Ok(view) => last = Some((Instant::now(), view)),
+                Err(why) => problem = Some(format!("NVML {why}")),
+            }
+        }
+        let (columns, _) = screen.size();
+        let mut text = match &last {
+            Some((_, view)) => combine(view).text(columns, &table::columns),
+            None => "asking the driver\n".to_owned(),
+        };
+        let silent = last.as_ref().map_or(begin, |(at, _)| *at).elapsed().as_secs_f64();
+        if let Some(problem) = &problem {
+            text.push_str(&format!("{problem}\n"));
+        } else if silent > args.interval + 5.0 {
+            text.push_str(&format!("the driver has not answered for {silent:.0} s\n"));
+        }
+        screen.draw("tare gpu top", "q quits", &text);
+        match screen.key(Duration::from_millis(200)) {
+            live::Key::Quit => break,
+            live::Key::None | live::Key::Other => {}
+        }
+    }
+    Ok(0)
 }
 
 fn version(text: Option<&str>) -> Result<Option<TorchVersion>> {
@@ -242,7 +363,7 @@ fn read_bounded(path: &std::path::Path) -> std::io::Result<String> {
 }
 
 /// A page must not take the place of what it is made from, nor of a device.
-fn check_out(out: &std::path::Path, input: Option<&std::path::Path>) -> Result<()> {
+pub(super) fn check_out(out: &std::path::Path, input: Option<&std::path::Path>) -> Result<()> {
     if out.as_os_str() == "-" {
         return Err(Error::usage("a page cannot be written to stdout").hint("name a file: --html memory.html"));
     }

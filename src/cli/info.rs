@@ -22,6 +22,12 @@ pub fn info(args: &InfoArgs, context: &Context<'_>) -> Result<u8> {
     let mut pkgs_dirs = vec![packages_dir];
     pkgs_dirs.extend(settings.pkgs_dirs.value.iter().cloned());
 
+    // Last checks of the environments shown; of the active one always.
+    let active = places(settings).active;
+    let shown = known.iter().map(|environment| environment.prefix.clone()).chain(active.filter(|_| known.is_empty()));
+    let checks: Vec<(std::path::PathBuf, crate::check::Last)> =
+        shown.filter_map(|path| Some((path.clone(), crate::check::last(&crate::prefix::Prefix::open(&path).ok()?)?))).collect();
+
     let channels: Vec<String> = settings.channels.value.iter().map(|channel| crate::channel::redact_text(channel)).collect();
 
     context.printer.json(&json!({
@@ -43,6 +49,7 @@ pub fn info(args: &InfoArgs, context: &Context<'_>) -> Result<u8> {
         "config_files": settings.files,
         "offline": settings.offline.value,
         "envs": known.iter().map(|environment| &environment.prefix).collect::<Vec<_>>(),
+        "last_checks": checks.iter().map(|(path, last)| json!({ "prefix": path, "check": last })).collect::<Vec<_>>(),
     }));
 
     let mut text = format!("tare {}\n\n", env!("CARGO_PKG_VERSION"));
@@ -77,6 +84,11 @@ pub fn info(args: &InfoArgs, context: &Context<'_>) -> Result<u8> {
     if args.envs {
         text.push_str("\nenvironments\n");
         text.push_str(&crate::prefix::environments_text(&known));
+    }
+    if !checks.is_empty() {
+        text.push_str("\nlast checks\n");
+        let rows: Vec<Vec<String>> = checks.iter().map(|(path, last)| vec![format!("  {}", path.display()), last.text()]).collect();
+        text.push_str(&table::columns(&rows, &[]));
     }
     context.printer.data(&text);
     Ok(0)

@@ -45,6 +45,13 @@ pub fn list(args: &ListArgs, context: &Context<'_>) -> Result<u8> {
     if printer.is_json() {
         return Ok(0);
     }
+    // The table is conda's; what it has no place for goes beside it.
+    if !args.export
+        && !args.canonical
+        && let Some(last) = crate::check::last(&prefix)
+    {
+        printer.note(&format!("last check: {}", last.text()));
+    }
     printer.data(&if args.export {
         prefix::export_text(&rows, platform)
     } else if args.canonical {

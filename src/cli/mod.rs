@@ -3,12 +3,15 @@
 mod args;
 mod auth;
 mod change;
+mod check;
 mod clean;
 mod config;
 mod context;
 mod convert;
 mod create;
 mod diff;
+#[cfg(test)]
+mod documents;
 mod env;
 mod export;
 mod gpu;
@@ -18,6 +21,7 @@ mod lock;
 mod reference;
 mod run;
 mod search;
+mod shell;
 mod shell_hook;
 mod sync;
 mod verify;
@@ -41,12 +45,14 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error, &args),
     };
+    // What a hook prints on stdout is evaluated by a shell: errors have no place there.
+    let json = cli.global.json && !matches!(cli.command, Command::Hook(_));
     let verbosity = match (cli.global.quiet, cli.global.verbose) {
         (true, _) => Verbosity::Quiet,
         (false, 0) => Verbosity::Normal,
         (false, _) => Verbosity::Verbose,
     };
-    let printer = Printer::new(verbosity, cli.global.json, cli.global.color);
+    let printer = Printer::new(verbosity, json, cli.global.color);
     let code = start_logs(&cli.global).and_then(|()| dispatch(cli, &printer)).unwrap_or_else(|error| {
         printer.error(&error);
         error.exit_code()
@@ -65,6 +71,14 @@ pub fn reference() -> String {
 /// Help, version and usage errors. With `--json` a usage error is a document like every other error.
 fn usage(error: &clap::Error, args: &[OsString]) -> ExitCode {
     use clap::error::ErrorKind;
+    if args.get(1).is_some_and(|arg| arg == "__hook") {
+        // The shell function evaluates stdout, and the user typed what comes after the name of the shell.
+        let typed: Vec<&OsString> = args.iter().take(1).chain(args.iter().skip(3)).collect();
+        let shown = Cli::try_parse_from(typed).err();
+        let error = shown.as_ref().unwrap_or(error);
+        Printer::new(Verbosity::Normal, false, ColorChoice::Auto).usage(&error.render().ansi().to_string());
+        return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+    }
     if !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) && args.iter().any(|arg| arg == "--json") {
         let text = error.render().to_string();
         let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
@@ -132,11 +146,13 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
             printer.raw(&crate::platform::detect_child_main(&route));
             Ok(0)
         }
+        Command::GpuProbe { route, interval } => gpu::probe(&route, interval, printer),
         Command::Gpu(command) => gpu::run(command, printer),
         Command::Run(args) => run::run(&args, &global).map_err(|error| match error.kind() {
             Kind::Run(_) => error,
             _ => error.with_kind(Kind::Run(125)),
         }),
+        Command::Shell(args) => shell::shell(&args, &global),
         command => {
             let context = Context::load(&global, printer)?;
             match command {
@@ -158,9 +174,15 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Export(args) => export::export(&args, &context),
                 Command::Env(args::EnvCommand::Export(args)) => export::export(&args, &context),
                 Command::Convert(args) => convert::convert(&args, &context),
-                Command::Verify(args) => verify::verify(&args, &context),
+                Command::Verify(args) => block_on(verify::verify(args, &context)),
+                Command::Check(args) => block_on(check::check(args, &context)),
                 Command::Diff(args) => diff::diff(&args, &context),
                 Command::Env(args::EnvCommand::List) => env::list(&context),
+                Command::Env(args::EnvCommand::Digest(args)) => env::digest(&args, &context),
+                Command::Init(args) => shell::init(&args, &context),
+                Command::Activate(args) => shell::explain("activate", Some(&args), &context),
+                Command::Deactivate(_) => shell::explain("deactivate", None, &context),
+                Command::Hook(args) => shell::hook(&args, &context),
                 Command::ShellHook(args) => shell_hook::shell_hook(&args, &context),
                 Command::Info(args) => info::info(&args, &context),
                 Command::Search(args) => block_on(search::search(&args, &context)),
@@ -168,7 +190,12 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Config(args) => config::config(args.command, &context),
                 Command::Clean(args) => block_on(clean::clean(&args, &context)),
                 Command::Auth(args) => auth::auth(args, &context),
-                Command::Completions(_) | Command::DetectGpu { .. } | Command::Gpu(_) | Command::Run(_) => Ok(0),
+                Command::Completions(_)
+                | Command::DetectGpu { .. }
+                | Command::GpuProbe { .. }
+                | Command::Gpu(_)
+                | Command::Run(_)
+                | Command::Shell(_) => Ok(0),
             }
         }
     }

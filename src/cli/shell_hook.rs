@@ -1,24 +1,27 @@
 //! `tare shell-hook`
 
-use std::collections::HashMap;
-
 use super::args::ShellHookArgs;
 use super::context::{Context, environment};
-use crate::error::Result;
-use crate::prefix::{self, Prefix, Shell};
+use super::shell::{calling, prompt};
+use crate::error::{Error, Result};
+use crate::prefix::{self, Activator, Prefix};
 
 pub fn shell_hook(args: &ShellHookArgs, context: &Context<'_>) -> Result<u8> {
-    let prefix = Prefix::open(context.locate(&args.environment)?)?;
-    if context.printer.is_json() {
-        context.printer.json(&prefix::shell_hook_json(&prefix, &environment())?);
+    let env = environment();
+    let shell = calling(args.shell.as_deref())?;
+    let activator = Activator { shell, env: &env, prompt: prompt(&context.settings) };
+    if args.deactivate {
+        if context.printer.is_json() {
+            return Err(Error::usage("what deactivation does is known by the shell only").hint("leave out --json"));
+        }
+        context.printer.raw(&activator.deactivate()?.unwrap_or_default());
         return Ok(0);
     }
-    let shell = match &args.shell {
-        Some(name) => name.parse()?,
-        None => Shell::detect(|name| std::env::var(name).ok()),
-    };
-    let env: HashMap<String, String> =
-        environment().into_iter().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect();
-    context.printer.raw(&prefix::activation(&prefix, shell, &env)?);
+    let prefix = Prefix::open(context.locate(&args.environment)?)?;
+    if context.printer.is_json() {
+        context.printer.json(&prefix::shell_hook_json(&prefix, &env)?);
+    } else {
+        context.printer.raw(&activator.activate(&prefix, args.stack)?);
+    }
     Ok(0)
 }

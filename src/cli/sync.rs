@@ -27,7 +27,7 @@ pub async fn sync(args: SyncArgs, context: &Context<'_>) -> Result<u8> {
         dry_run: args.dry_run,
         ..link_options(&args.link)
     };
-    run(&options, context).await
+    run(&options, None, context).await
 }
 
 /// `create --lock LOCK` and `create --locked`: the lock must satisfy the files and specs, if there are any.
@@ -61,7 +61,7 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
         dry_run: args.dry_run,
         ..link_options(&args.link)
     };
-    run(&options, context).await
+    run(&options, super::check::wanted(&args), context).await
 }
 
 fn link_options(link: &LinkArgs) -> SyncOptions {
@@ -77,14 +77,18 @@ fn link_options(link: &LinkArgs) -> SyncOptions {
     }
 }
 
-async fn run(options: &SyncOptions, context: &Context<'_>) -> Result<u8> {
+/// `check`: whether the environment is checked at the end, with `--require-gpu` or without.
+async fn run(options: &SyncOptions, check: Option<bool>, context: &Context<'_>) -> Result<u8> {
     let started = std::time::Instant::now();
     let printer = context.printer;
     match lock::sync(options, &context.settings, printer.progress()).await? {
         Synced::Same { prefix } => {
             let message = format!("`{}` is what the lock says: nothing to do", prefix.display());
             printer.note(&message);
-            printer.json(&json!({ "message": message, "prefix": prefix, "changed": false }));
+            let mut document = json!({ "message": message, "prefix": prefix, "changed": false });
+            let code = super::check::after_create(&prefix, check, &mut document, context).await?;
+            printer.json(&document);
+            return Ok(code);
         }
         Synced::Planned { prefix, platform, records } => {
             let mut rows = vec![["package", "version", "build", "channel", "size"].map(str::to_owned).to_vec()];
@@ -120,7 +124,10 @@ async fn run(options: &SyncOptions, context: &Context<'_>) -> Result<u8> {
             };
             printer.note(&summary(&installed, started.elapsed()));
             printer.note(&format!("to use it: tare run {environment} COMMAND, or eval \"$(tare shell-hook {environment})\""));
-            printer.json(&json!({ "prefix": installed.prefix, "changed": true, "installed": *installed }));
+            let mut document = json!({ "prefix": installed.prefix, "changed": true, "installed": *installed });
+            let code = super::check::after_create(&installed.prefix, check, &mut document, context).await?;
+            printer.json(&document);
+            return Ok(code);
         }
     }
     Ok(0)

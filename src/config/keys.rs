@@ -92,6 +92,8 @@ static KEYS: &[Key] = &[
         false,
         "auto, reflink, hardlink, copy or symlink",
     ),
+    key("changeps1", Kind::Bool, &["CONDA_CHANGEPS1"], true, "show the active environment before the prompt"),
+    key("env_prompt", Kind::Text, &[], true, "what is shown: {default_env}, {stacked_env}, {name}, {prefix}"),
     key("compile", Kind::Bool, &["TARE_COMPILE"], false, "compile Python byte code"),
     aliased(
         &["remote_connect_timeout_secs"],

@@ -102,6 +102,10 @@ pub struct Settings {
     pub allow_softlinks: Sourced<bool>,
     /// `auto`, `reflink`, `hardlink`, `copy` or `symlink`.
     pub link_mode: Sourced<String>,
+    /// Show the active environment before the prompt.
+    pub changeps1: Sourced<bool>,
+    /// What is shown there.
+    pub env_prompt: Sourced<String>,
     /// Compile byte code.
     pub compile: Sourced<bool>,
     /// Until a connection stands.
@@ -512,6 +516,8 @@ fn merge(options: &LoadOptions, layers: Vec<Layer>, config_file: PathBuf, files:
         always_copy: merged.take("always_copy", boolean, || false)?,
         allow_softlinks: merged.take("allow_softlinks", boolean, || false)?,
         link_mode: merged.take("link_mode", text, || "auto".to_owned())?,
+        changeps1: merged.take("changeps1", boolean, || true)?,
+        env_prompt: merged.take("env_prompt", text, || "({default_env}) ".to_owned())?,
         compile: merged.take("compile", boolean, || true)?,
         connect_timeout: merged.take("connect_timeout", seconds, || Duration::from_secs(30))?,
         read_timeout: merged.take("read_timeout", seconds, || Duration::from_secs(60))?,
@@ -625,6 +631,8 @@ impl Settings {
             row("always_copy", &self.always_copy),
             row("allow_softlinks", &self.allow_softlinks),
             row("link_mode", &self.link_mode),
+            row("changeps1", &self.changeps1),
+            row("env_prompt", &self.env_prompt),
             row("compile", &self.compile),
             row("connect_timeout", &secs(&self.connect_timeout)),
             row("read_timeout", &secs(&self.read_timeout)),

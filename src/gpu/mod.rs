@@ -2,16 +2,27 @@
 
 /// PyTorch's caching allocator over any [`driver::Driver`].
 pub mod alloc;
+/// Driver work in a process of its own, with a time limit.
+pub mod child;
 /// Device memory, virtual memory management, streams and events, real or simulated.
 pub mod driver;
+/// The fake driver libraries in tests.
+#[cfg(test)]
+pub mod fakes;
+/// The GPUs of this machine, by every layer of the driver.
+pub mod info;
 /// The kernels of the memory test.
 pub mod kernels;
 /// The self-test of device memory.
 pub mod memtest;
+/// The driver's own view: memory, processes, error counters, versions.
+pub mod nvml;
 /// Scripted scenarios on the simulated GPU.
 pub mod simulate;
 /// Who holds the memory of a snapshot, and why the rest is not free: figures, timeline, page.
 pub mod summary;
+/// A live view of every card's memory.
+pub mod top;
 /// Recorded snapshots: reader, replay, what-if.
 pub mod trace;
 

@@ -173,7 +173,8 @@ impl Fetcher<'_> {
         }
         self.check_cache_space(&missing)?;
         let total = super::space::total(missing.iter().filter_map(|wanted| wanted.size));
-        let reporter = Arc::new(Downloads::start(self.progress.clone(), missing.len(), total));
+        let label = format!("{} {}", missing.len(), if missing.len() == 1 { "package" } else { "packages" });
+        let reporter = Arc::new(Downloads::start(self.progress.clone(), &label, missing.len(), total));
         let fetched = stream::iter(found.into_iter().enumerate())
             .map(|(number, found)| {
                 let reporter = reporter.clone();
@@ -378,10 +379,10 @@ impl Fetcher<'_> {
 }
 
 /// An archive may unpack to this many times its size, and to [`UNPACKED_FLOOR`] in any case. Real packages stay far below.
-const UNPACKED_RATIO: u64 = 200;
+pub(crate) const UNPACKED_RATIO: u64 = 200;
 
 /// Bytes.
-const UNPACKED_FLOOR: u64 = 256 << 20;
+pub(crate) const UNPACKED_FLOOR: u64 = 256 << 20;
 
 /// Bytes that a package may unpack to; `None` if the size of its archive is not known.
 fn unpacked_limit(wanted: &Wanted) -> Option<u64> {
@@ -585,7 +586,7 @@ pub(crate) fn recorded_sha256(folder: &Path) -> Option<Sha256Hash> {
 }
 
 /// Takes a bad entry out of the cache. Renamed first, so that it is gone at once.
-fn evict(folder: &Path) -> Result<()> {
+pub(crate) fn evict(folder: &Path) -> Result<()> {
     let parent = folder.parent().unwrap_or(folder);
     let aside = tempfile::Builder::new()
         .prefix(".tare-damaged-")
@@ -737,7 +738,7 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
 }
 
 /// Adds up the bytes of all downloads for one bar.
-struct Downloads {
+pub(crate) struct Downloads {
     progress: Arc<dyn Progress>,
     download: TaskId,
     unpack: TaskId,
@@ -753,9 +754,9 @@ struct DownloadState {
 }
 
 impl Downloads {
-    fn start(progress: Arc<dyn Progress>, count: usize, total: u64) -> Self {
-        let noun = if count == 1 { "package" } else { "packages" };
-        let download = progress.start(Phase::Download, &format!("{count} {noun}"), (total > 0).then_some(total));
+    /// `label`: what comes, with its number.
+    pub(crate) fn start(progress: Arc<dyn Progress>, label: &str, count: usize, total: u64) -> Self {
+        let download = progress.start(Phase::Download, label, (total > 0).then_some(total));
         let unpack = progress.start(Phase::Unpack, "unpacking", Some(count as u64));
         Downloads { progress, download, unpack, state: Mutex::default() }
     }
@@ -769,7 +770,7 @@ impl Downloads {
     }
 
     /// A package turned out to need no download.
-    fn skip(&self, bytes: u64) {
+    pub(crate) fn skip(&self, bytes: u64) {
         let mut state = self.state();
         state.base = state.base.saturating_add(bytes);
         state.unpacked += 1;
@@ -777,13 +778,13 @@ impl Downloads {
         self.progress.advance_to(self.unpack, state.unpacked);
     }
 
-    fn unpacked(&self) {
+    pub(crate) fn unpacked(&self) {
         let mut state = self.state();
         state.unpacked += 1;
         self.progress.advance_to(self.unpack, state.unpacked);
     }
 
-    fn finish(&self) {
+    pub(crate) fn finish(&self) {
         self.progress.finish(self.download);
         self.progress.finish(self.unpack);
     }
@@ -807,6 +808,18 @@ impl CacheReporter for Downloads {
         self.show(&state);
     }
     fn on_download_completed(&self, _: usize) {}
+}
+
+/// Whether the archive of this URL lies unpacked in the cache.
+pub(crate) async fn is_cached(cache: &PackageCache, url: &Url) -> bool {
+    let Some(conda) = CondaArchiveIdentifier::try_from_url(url) else { return false };
+    let key = with_origin(CacheKey::from(conda), url, cache.cache_origin());
+    for layer in cache.layers() {
+        if layer.try_validate(&key).await.is_ok() {
+            return true;
+        }
+    }
+    false
 }
 
 /// An archive named by URL, as in an `@EXPLICIT` list or a package given by path.

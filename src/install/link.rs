@@ -275,7 +275,8 @@ impl Layout {
     }
 }
 
-fn check_path(name: &str, path: &Path) -> Result<()> {
+/// Refuses a path that no package may install.
+pub(crate) fn check_path(name: &str, path: &Path) -> Result<()> {
     let refuse = |reason: &str| {
         Err(Error::new(Kind::Verification, format!("`{name}` has a file that must not be installed"))
             .because(format!("`{}` {reason}", path.display())))

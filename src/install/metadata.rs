@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use crate::error::{Error, Result};
+use crate::pypi::TareRecord;
 
 /// Version of the layout of `conda-meta/tare/environment.json`.
 pub const STAMP_VERSION: u32 = 1;
@@ -46,11 +47,21 @@ pub struct Stamp {
     pub records: Vec<(String, u64)>,
     /// Facts of the caller: input digest, target, outcome of the solve.
     pub metadata: serde_json::Value,
+    /// Digest of the Python packages that tare installed (name, version and hash of each wheel); `None` if there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pypi_digest: Option<String>,
 }
 
 impl Stamp {
     fn path(prefix: &Path) -> PathBuf {
         prefix.join(TARE_FOLDER).join("environment.json")
+    }
+
+    fn write(&self, prefix: &Path) -> Result<()> {
+        let mut text =
+            serde_json::to_vec_pretty(self).map_err(|error| Error::failure("cannot write the facts of the environment").because(error))?;
+        text.push(b'\n');
+        write_file(&Self::path(prefix), &text)
     }
 
     /// Reads the stamp of `prefix`; `None` if tare did not make it.
@@ -273,6 +284,8 @@ pub(crate) struct Notes<'a> {
     pub command: &'a [String],
     pub compiled: bool,
     pub metadata: &'a serde_json::Value,
+    /// The Python packages that tare installed.
+    pub pypi: &'a [TareRecord],
 }
 
 /// The text of `conda-meta/state`; `None` if there are no variables.
@@ -307,7 +320,7 @@ pub(crate) fn write_stamp(
     let folder = stage.join(TARE_FOLDER);
     fs_err::create_dir_all(&folder).map_err(|error| Error::io("create the folder", &folder, &error))?;
     set_mode(&folder, 0o755)?;
-    write_file(&folder.join("files"), manifest(records).as_bytes())?;
+    write_file(&folder.join("files"), manifest(records, notes.pypi).as_bytes())?;
     write_file(&folder.join("modes"), modes(stage, records).as_bytes())?;
     let stamp = Stamp {
         schema_version: STAMP_VERSION,
@@ -320,11 +333,31 @@ pub(crate) fn write_stamp(
         state_sha256,
         records: written,
         metadata: notes.metadata.clone(),
+        pypi_digest: crate::pypi::install::digest_of(notes.pypi),
     };
-    let mut text =
-        serde_json::to_vec_pretty(&stamp).map_err(|error| Error::failure("cannot write the facts of the environment").because(error))?;
-    text.push(b'\n');
-    write_file(&Stamp::path(stage), &text)
+    stamp.write(stage)
+}
+
+/// Brings tare's own files in `stage` up to date after a repair: the sizes of records that were `written` anew, and notes that were lost. Without a
+/// `stamp` the environment is of another tool, and stays so.
+pub(crate) fn update_stamp(stage: &Path, stamp: Option<&Stamp>, written: &[(String, u64)], records: &[PrefixRecord]) -> Result<()> {
+    let Some(stamp) = stamp else { return Ok(()) };
+    let mut stamp = stamp.clone();
+    for (name, size) in &mut stamp.records {
+        if let Some((_, new)) = written.iter().find(|(written, _)| written == name) {
+            *size = *new;
+        }
+    }
+    stamp.write(stage)?;
+    let folder = stage.join(TARE_FOLDER);
+    if !folder.join("files").exists() {
+        let (pypi, _) = crate::pypi::installed::noted(stage);
+        write_file(&folder.join("files"), manifest(records, &pypi).as_bytes())?;
+    }
+    if !folder.join("modes").exists() {
+        write_file(&folder.join("modes"), modes(stage, records).as_bytes())?;
+    }
+    Ok(())
 }
 
 pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
@@ -333,8 +366,9 @@ pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
 
 /// `conda-meta/tare/files`: one line `SIZE PATH` for each file of a package, `- PATH` where there is no size to check (links). It makes the check
 /// "is everything there" quick: reading every package record would take longer than looking at the files.
-fn manifest(records: &[PrefixRecord]) -> String {
-    let mut lines: Vec<String> = Vec::new();
+fn manifest(records: &[PrefixRecord], pypi: &[TareRecord]) -> String {
+    let python = pypi.iter().flat_map(|record| &record.files).filter(|file| !file.path.contains('\n'));
+    let mut lines: Vec<String> = python.map(|file| format!("{} {}", file.size, file.path)).collect();
     for record in records {
         for entry in &record.paths_data.paths {
             let Some(path) = entry.relative_path.to_str() else { continue };
@@ -350,6 +384,8 @@ fn manifest(records: &[PrefixRecord]) -> String {
         }
     }
     lines.sort_unstable_by(|a, b| a.split_once(' ').map(|x| x.1).cmp(&b.split_once(' ').map(|x| x.1)));
+    // Packages may share a file that is the same in both.
+    lines.dedup();
     let mut text = lines.join("\n");
     text.push('\n');
     text

@@ -3,7 +3,7 @@
 //! [`create_with`] is the whole road: lock the prefix, tidy up after killed runs, fetch and verify everything, check that there is room, link into a
 //! stage beside the target, compile, write the metadata, and rename. Until the rename the target is untouched; after it the environment is complete.
 
-mod cache;
+pub(crate) mod cache;
 pub(crate) mod cancel;
 /// What is in the caches, and removing it.
 pub mod clean;
@@ -13,7 +13,7 @@ pub(crate) mod link;
 mod lock;
 pub(crate) mod metadata;
 pub(crate) mod scripts;
-mod space;
+pub(crate) mod space;
 pub(crate) mod swap;
 mod target;
 
@@ -32,15 +32,19 @@ use rattler_networking::LazyClient;
 use serde::Serialize;
 
 pub use cancel::Cancel;
+pub(crate) use cancel::CancelOnDrop;
 pub use fetch::{Archive, CacheCheck};
 pub use lock::{DEFAULT_LOCK_TIMEOUT, Holder, PrefixLock};
-pub(crate) use metadata::{FileKind, hex as hex_text, is_host, read_modes, set_mode, sha256_hex, without_secrets};
+pub(crate) use metadata::{FileKind, TARE_FOLDER, hex as hex_text, is_host, read_modes, set_mode, sha256_hex, without_secrets};
 pub use metadata::{Stamp, channel_name, digest_of, environments_file, first_damage, history_name, register};
 pub use swap::{Placing, Recovered, needs_recovery, recover};
 pub use target::{ExistingEnvironment, TargetState, resolve_prefix, state_of_target};
 
 use crate::error::{Error, Kind, Result};
-use crate::report::{Phase, Progress};
+use crate::pypi::PypiPlan;
+use crate::pypi::fetch::{CachedWheel, WheelFetcher};
+use crate::pypi::install::{self as wheels, StagedWheel, WheelLayout, WheelLinking};
+use crate::report::{Phase, Progress, TaskId};
 
 /// How files come from the package cache into an environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
@@ -151,6 +155,8 @@ pub struct Plan {
     pub replace: bool,
     /// Replace an environment that is frozen (CEP 22) too.
     pub override_frozen: bool,
+    /// The Python packages that come with it.
+    pub pypi: Option<PypiPlan>,
     /// Stops the work.
     pub cancel: Cancel,
     /// Set once the new environment is in its place: an error after that is one of a link script.
@@ -180,6 +186,7 @@ impl Plan {
             home: None,
             replace: false,
             override_frozen: false,
+            pypi: None,
             cancel: Cancel::new(),
             placed: Arc::default(),
         }
@@ -231,6 +238,8 @@ pub struct Installed {
     pub prefix: PathBuf,
     /// Number of packages.
     pub linked: usize,
+    /// Number of Python packages of the pip section.
+    pub python_packages: usize,
     /// How files came from each cache folder in use: usually one.
     pub link_modes: Vec<(PathBuf, LinkMode)>,
     /// Number of Python files compiled.
@@ -285,26 +294,16 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
     let placing = accept_target(&prefix, plan.replace, plan.override_frozen)?;
     lap(&mut seconds.lock);
 
-    let records = PackageRecord::sort_topologically(sorted(&plan.records));
-    let fetcher = fetch::Fetcher {
-        cache,
-        client,
-        check: plan.cache_check,
-        concurrency: plan.concurrency,
-        progress: progress.clone(),
-        cancel: plan.cancel.clone(),
-    };
-    let (packages, cache_locks) = fetcher.fetch_all(&records).await?;
+    let Fetched { packages, layers, wheels, locks } = fetch_both(plan, cache, client, progress.clone()).await?;
     lap(&mut seconds.fetch);
 
-    let layers: Vec<PathBuf> = packages.iter().map(|package| fetch::layer_of(cache, &package.folder)).collect();
     let guard = cancel::CancelOnDrop::new(plan.cancel.clone());
     let built = fetch::blocking({
         let (plan, prefix, progress) = (plan.clone(), prefix.clone(), progress.clone());
         move || {
             // Owned by this thread: it goes on until it sees the switch, even when nobody waits for it any more.
-            let _held = (lock, cache_locks);
-            let mut built = build(&plan, &prefix, &packages, &layers, placing, progress.clone(), seconds)?;
+            let _held = (lock, locks);
+            let mut built = build(&plan, &prefix, &packages, &layers, &wheels, placing, progress.clone(), seconds)?;
             plan.placed.store(true, Ordering::SeqCst);
             let scripts = link::link_scripts(&packages, plan.subdir);
             let ran = scripts::run_allowed(&plan, &prefix, &packages, &scripts, &*progress);
@@ -337,6 +336,103 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
     let mut installed = built?;
     installed.recovered = recovered;
     Ok(installed)
+}
+
+/// What a plan is made of, in the cache.
+pub(crate) struct Fetched {
+    /// Conda packages in topological order.
+    pub packages: Vec<fetch::Cached>,
+    /// The cache folder of each.
+    pub layers: Vec<PathBuf>,
+    /// Wheels by name.
+    pub wheels: Vec<CachedWheel>,
+    /// Keep all of it in place.
+    pub locks: Vec<cache::ShardLock>,
+}
+
+/// Brings both halves of a plan into the cache and checks them.
+pub(crate) async fn fetch_both(plan: &Plan, cache: &PackageCache, client: LazyClient, progress: Arc<dyn Progress>) -> Result<Fetched> {
+    let records = PackageRecord::sort_topologically(sorted(&plan.records));
+    let fetcher = fetch::Fetcher {
+        cache,
+        client: client.clone(),
+        check: plan.cache_check,
+        concurrency: plan.concurrency,
+        progress: progress.clone(),
+        cancel: plan.cancel.clone(),
+    };
+    let wheel_fetcher =
+        WheelFetcher { cache, client, check: plan.cache_check, concurrency: plan.concurrency, progress, cancel: plan.cancel.clone() };
+    let mut wanted = plan.pypi.as_ref().map(|pypi| pypi.wheels.clone()).unwrap_or_default();
+    wanted.sort_by(|a, b| a.record.name.cmp(&b.record.name));
+    // Wheels first: their downloads are long, and nobody waits for locks that are held meanwhile.
+    for _ in 0..5 {
+        let wheels = wheel_fetcher.ensure(&wanted).await?;
+        if let Some(pypi) = &plan.pypi {
+            wheels::check_usable(pypi, &wheels)?;
+        }
+        let (packages, mut locks) = fetcher.fetch_all(&records).await?;
+        let Some(held) = wheel_fetcher.hold(&wheels).await? else { continue };
+        locks.extend(held);
+        let layers = packages.iter().map(|package| fetch::layer_of(cache, &package.folder)).collect();
+        return Ok(Fetched { packages, layers, wheels, locks });
+    }
+    Err(Error::failure("the package cache is being emptied by another process").hint("run again when it is done"))
+}
+
+/// How the files of each wheel come into `stage`: found out once per cache folder, each may be on a file system of its own.
+pub(crate) fn wheel_modes(plan: &Plan, wheels: &[CachedWheel], stage: &Path) -> Result<(BTreeMap<PathBuf, LinkMode>, Vec<LinkMode>)> {
+    let mut by_root: BTreeMap<PathBuf, LinkMode> = BTreeMap::new();
+    for wheel in wheels {
+        if !by_root.contains_key(&wheel.root) {
+            by_root.insert(wheel.root.clone(), link::choose_mode(plan.link_mode, &wheel.folder.join("wheel.json"), stage)?);
+        }
+    }
+    let modes = wheels.iter().map(|wheel| by_root[&wheel.root]).collect();
+    Ok((by_root, modes))
+}
+
+/// Links wheels into the stage, after the conda packages.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn link_wheels(
+    plan: &Plan,
+    prefix: &Path,
+    stage: &Path,
+    python: Option<&rattler::install::PythonInfo>,
+    wheels: &[CachedWheel],
+    layout: &WheelLayout,
+    modes: &[LinkMode],
+    progress: &dyn Progress,
+    task: TaskId,
+    done: usize,
+) -> Result<Vec<StagedWheel>> {
+    let Some(python) = python.filter(|_| !wheels.is_empty()) else { return Ok(Vec::new()) };
+    if modes.contains(&LinkMode::Copy) {
+        space::require(prefix, layout.bytes, "the files of the Python packages", "choose another place for the environment: -p PATH")?;
+    }
+    WheelLinking { stage, prefix, python, modes, progress, task, done: done as u64, cancel: &plan.cancel }.run(wheels, layout)
+}
+
+/// Moves the files of conda packages that give way to a wheel to where rattler and pixi look for them, and corrects what the packages say.
+pub(crate) fn divert(
+    stage: &Path,
+    packages: &[fetch::Cached],
+    linked: &mut [Vec<rattler_conda_types::prefix_record::PathsEntry>],
+    diverted: &[(usize, PathBuf)],
+) -> Result<()> {
+    for (number, path) in diverted {
+        let aside = Path::new("__clobbers__").join(packages[*number].record.package_record.name.as_normalized()).join(path);
+        let (from, to) = (stage.join(path), stage.join(&aside));
+        if let Some(folder) = to.parent() {
+            fs_err::create_dir_all(folder).map_err(|error| Error::io("create the folder", folder, &error))?;
+        }
+        std::fs::rename(&from, &to).map_err(|error| Error::io("rename", &from, &error))?;
+        for entry in linked[*number].iter_mut().filter(|entry| entry.relative_path == *path) {
+            entry.original_path = Some(path.clone());
+            entry.relative_path.clone_from(&aside);
+        }
+    }
+    Ok(())
 }
 
 /// Bytes to download for all of `records`, as their channels say; at most [`u64::MAX`].
@@ -374,6 +470,9 @@ pub fn difference(existing: &ExistingEnvironment, plan: &Plan) -> Option<String>
     }
     if stamp.environment_digest != digest_of(&plan.records) {
         return Some("it holds other packages".to_owned());
+    }
+    if stamp.pypi_digest != plan.pypi.as_ref().and_then(crate::pypi::installed::digest_of_plan) {
+        return Some("it holds other Python packages".to_owned());
     }
     if stamp.metadata.get("input_digest") != plan.metadata.get("input_digest") {
         return Some("it was made from another input".to_owned());
@@ -444,11 +543,13 @@ pub(crate) fn sorted(records: &[RepoDataRecord]) -> Vec<RepoDataRecord> {
 }
 
 /// Everything between "all packages are in the cache" and "the environment is in place".
+#[allow(clippy::too_many_arguments)]
 fn build(
     plan: &Plan,
     prefix: &Path,
     packages: &[fetch::Cached],
     layers: &[PathBuf],
+    wheels: &[CachedWheel],
     placing: swap::Placing,
     progress: Arc<dyn Progress>,
     mut seconds: Seconds,
@@ -465,6 +566,8 @@ fn build(
     let python = link::python_of(packages.iter().map(|package| &package.record.package_record), plan.subdir)?;
     let layout = link::Layout::plan(packages, python.clone(), plan.clobber)?;
     layout.check_external(plan.external_links, &*progress)?;
+    let clobber = plan.clobber || plan.pypi.as_ref().is_some_and(|pypi| pypi.clobber);
+    let wheel_layout = WheelLayout::plan(wheels, python.as_ref(), &layout, packages, clobber, &*progress)?;
     let stage = swap::Stage::create(prefix)?;
 
     // Once per cache folder: each may be on a file system of its own.
@@ -477,8 +580,10 @@ fn build(
     }
     let package_modes: Vec<LinkMode> = layers.iter().map(|layer| modes[layer]).collect();
     check_space(prefix, &layout, packages, &package_modes)?;
+    let (wheel_roots, wheel_modes) = wheel_modes(plan, wheels, stage.path())?;
+    modes.extend(wheel_roots);
 
-    let task = progress.start(Phase::Link, "linking packages", Some(packages.len() as u64));
+    let task = progress.start(Phase::Link, "linking packages", Some((packages.len() + wheels.len()) as u64));
     let stage_prefix = StagePrefix::create(stage.path()).map_err(|error| Error::io("prepare", stage.path(), &error))?;
     // rattler marks the folder as one that backups leave out; whether an environment is backed up is the user's choice.
     let _ = std::fs::remove_file(stage.path().join("CACHEDIR.TAG"));
@@ -491,13 +596,19 @@ fn build(
         task,
         cancel: &plan.cancel,
     };
-    let linked = linking.run(packages, &layout).and_then(|linked| linking.make_modes_uniform(&linked).map(|()| linked));
+    let linked = linking.run(packages, &layout).and_then(|mut linked| {
+        linking.make_modes_uniform(&linked)?;
+        divert(stage.path(), packages, &mut linked, &wheel_layout.diverted)?;
+        let (python, done) = (python.as_ref(), packages.len());
+        let staged = link_wheels(plan, prefix, stage.path(), python, wheels, &wheel_layout, &wheel_modes, &*progress, task, done)?;
+        Ok((linked, staged))
+    });
     progress.finish(task);
-    let mut linked = linked?;
+    let (mut linked, mut staged) = linked?;
     lap(&mut seconds.link);
 
     let (compiled, not_compiled) = if plan.compile {
-        compile_noarch(plan, prefix, packages, python.as_ref(), stage.path(), &mut linked, &*progress)?
+        compile_noarch(plan, prefix, packages, python.as_ref(), stage.path(), &mut linked, &mut staged, &*progress)?
     } else {
         (0, None)
     };
@@ -508,6 +619,7 @@ fn build(
     let prefix_records: Vec<_> =
         records.iter().zip(linked).map(|(record, paths)| metadata::prefix_record(record, paths, &plan.requested)).collect();
     let written = metadata::write_records(stage.path(), &prefix_records)?;
+    let pypi = wheels::finish(stage.path(), wheels, staged)?;
     let notes = metadata::Notes {
         prefix,
         subdir: plan.subdir,
@@ -517,6 +629,7 @@ fn build(
         command: &plan.command,
         compiled: plan.compile && not_compiled.is_none(),
         metadata: &plan.metadata,
+        pypi: &pypi,
     };
     metadata::write_notes(stage.path(), &notes, written, &prefix_records)?;
     swap::sync_folder(Some(&stage.path().join("conda-meta")));
@@ -527,12 +640,13 @@ fn build(
     Ok(Installed {
         prefix: prefix.to_owned(),
         linked: packages.len(),
+        python_packages: wheels.len(),
         link_modes: modes.into_iter().collect(),
         compiled,
         not_compiled,
         skipped_link_scripts: Vec::new(),
         ran_link_scripts: Vec::new(),
-        clobbered: layout.clobbered,
+        clobbered: layout.clobbered.into_iter().chain(wheel_layout.clobbered).collect(),
         environment_digest: digest_of(&records),
         recovered: Recovered::default(),
         seconds,
@@ -571,7 +685,8 @@ pub(crate) fn check_space(prefix: &Path, layout: &link::Layout, packages: &[fetc
     }
 }
 
-/// Compiles the Python files of the noarch ones among `packages` with the Python in `stage`. Returns how many, or why none.
+/// Compiles the Python files of the noarch ones among `packages`, and of wheels, with the Python in `stage`. Returns how many, or why none.
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn compile_noarch(
     plan: &Plan,
     prefix: &Path,
@@ -579,6 +694,7 @@ pub(crate) fn compile_noarch(
     python: Option<&rattler::install::PythonInfo>,
     stage: &Path,
     linked: &mut [Vec<rattler_conda_types::prefix_record::PathsEntry>],
+    staged: &mut [StagedWheel],
     progress: &dyn Progress,
 ) -> Result<(usize, Option<String>)> {
     let Some(python) = python else { return Ok((0, None)) };
@@ -587,6 +703,12 @@ pub(crate) fn compile_noarch(
         .enumerate()
         .filter(|(_, package)| package.index.noarch.is_python())
         .map(|(number, _)| compile::Job { package: number, files: compile::sources(&linked[number], &python.site_packages_path) })
+        .chain(
+            staged
+                .iter()
+                .enumerate()
+                .map(|(number, wheel)| compile::Job { package: packages.len() + number, files: wheel.sources.clone() }),
+        )
         .filter(|job| !job.files.is_empty())
         .collect();
     if jobs.is_empty() {
@@ -601,7 +723,10 @@ pub(crate) fn compile_noarch(
             let mut count = 0;
             for (job, entries) in jobs.iter().zip(entries) {
                 count += entries.len();
-                linked[job.package].extend(entries);
+                match job.package.checked_sub(packages.len()) {
+                    Some(number) => staged[number].add(&entries),
+                    None => linked[job.package].extend(entries),
+                }
             }
             Ok((count, None))
         }

@@ -2,9 +2,12 @@
 
 mod activate;
 mod history;
+mod init;
 mod list;
 mod names;
 mod run;
+mod shell;
+mod subshell;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -15,8 +18,11 @@ use rattler_conda_types::{PrefixRecord, Subdir};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use serde::Deserialize;
 
-pub use activate::{Shell, activation, deactivation, shell_hook_json};
+pub use activate::{Activator, Prompt, shell_hook_json};
 pub use history::Revision;
+pub(crate) use history::requested as requested_after;
+pub(crate) use init::is_initialized;
+pub use init::{Change, Initialized, Tool, function, initialize, rc_file};
 pub use list::{
     Distribution, FIELDS, Hashes, ListOptions, Row, canonical, explicit_text, export_text, list_fields_text, list_text, revisions_json,
     revisions_text, rows,
@@ -26,6 +32,8 @@ pub(crate) use list::{
 };
 pub use names::{KnownEnvironment, Places, Which, environments_text, list_known, locate, place_for_new, validate_name};
 pub use run::{Environment, RunOptions, remarks, run, run_environment};
+pub use shell::Shell;
+pub use subshell::{SubShell, sub_shell};
 
 use crate::error::{Error, Result};
 use crate::install::Stamp;
@@ -74,6 +82,15 @@ impl Prefix {
         Self::open(path)
     }
 
+    /// The folder of an interpreter that is no environment: its `sys.prefix`. It has no packages of conda.
+    ///
+    /// # Errors
+    /// Nothing is there.
+    pub fn open_interpreter(path: impl AsRef<Path>) -> Result<Self> {
+        let path = crate::install::resolve_prefix(path.as_ref())?;
+        if path.is_dir() { Ok(Prefix { path }) } else { Err(Error::failure(format!("there is no folder `{}`", path.display()))) }
+    }
+
     /// Whether this is a virtual environment of Python rather than one of conda.
     pub fn is_venv(&self) -> bool {
         !self.path.join("conda-meta").is_dir() && self.path.join("pyvenv.cfg").is_file()
@@ -110,7 +127,8 @@ impl Prefix {
     pub fn records_and_damage(&self) -> Result<(Vec<PrefixRecord>, Vec<Error>)> {
         let folder = self.path.join("conda-meta");
         let read = |error: std::io::Error| Error::io("read the folder", &folder, &error);
-        if !folder.exists() && self.is_venv() {
+        // Of a virtual environment or an interpreter: an environment of conda was only opened because it has the folder.
+        if !folder.exists() {
             return Ok((Vec::new(), Vec::new()));
         }
         let mut paths = Vec::new();

@@ -85,7 +85,8 @@ fn scripts(prefix: &Path) -> Vec<PathBuf> {
 /// # Errors
 /// The variables of the environment cannot be read, or a shell for its scripts cannot be started (kind run, 125).
 pub fn run_environment(prefix: &Prefix, env: &Environment) -> Result<Environment> {
-    let mut result = env.clone();
+    // An environment that is active is left, not stacked upon.
+    let mut result = super::activate::without_active(env);
     let own = |name: &str| OsString::from(name);
     let bin = prefix.path().join("bin");
     let active = env.get(OsStr::new("CONDA_PREFIX")).map(PathBuf::from);
@@ -96,7 +97,6 @@ pub fn run_environment(prefix: &Prefix, env: &Environment) -> Result<Environment
     let path = std::env::join_paths([bin.clone()].into_iter().chain(rest))
         .map_err(|error| Error::new(Kind::Run(125), format!("the path `{}` cannot be part of PATH", bin.display())).because(error))?;
     result.insert(own("PATH"), path);
-    // An environment that is active is left, not stacked upon.
     result.insert(own("CONDA_SHLVL"), "1".into());
     result.insert(own("CONDA_PREFIX"), prefix.path().into());
     result.insert(own("CONDA_DEFAULT_ENV"), display_name(prefix.path()).into());
@@ -280,9 +280,21 @@ fn prepare(prefix: &Prefix, argv: &[OsString], options: &RunOptions, env: &Envir
 /// Kind run: 125 if the environment cannot be prepared, 126 if the command cannot be executed, 127 if there is none of that name.
 pub fn run(prefix: &Prefix, argv: &[OsString], options: &RunOptions, env: &Environment) -> Result<u8> {
     let (program, variables) = prepare(prefix, argv, options, env)?;
-    let mut command = Command::new(&program);
-    command.args(&argv[1..]).env_clear().envs(&variables);
-    if let Some(cwd) = &options.cwd {
+    start(&program, argv, &variables, options.cwd.as_deref())
+}
+
+/// As [`run`], with exactly these variables and no environment.
+pub(super) fn execute(argv: &[OsString], env: &Environment) -> Result<u8> {
+    let path = env.get(OsStr::new("PATH")).cloned().unwrap_or_default();
+    let here = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
+    let name = argv.first().map(OsString::as_os_str).unwrap_or_default();
+    start(&find(name, &path, &here)?, argv, env, None)
+}
+
+fn start(program: &Path, argv: &[OsString], variables: &Environment, cwd: Option<&Path>) -> Result<u8> {
+    let mut command = Command::new(program);
+    command.args(&argv[1..]).env_clear().envs(variables);
+    if let Some(cwd) = cwd {
         command.current_dir(cwd);
     }
     #[cfg(unix)]
@@ -293,7 +305,7 @@ pub fn run(prefix: &Prefix, argv: &[OsString], options: &RunOptions, env: &Envir
         let error = command.exec();
         Err(Error::new(Kind::Run(126), format!("`{}` cannot be executed", program.display()))
             .because(&error)
-            .hints_from(interpreter_hint(&program, &error)))
+            .hints_from(interpreter_hint(program, &error)))
     }
     #[cfg(not(unix))]
     {

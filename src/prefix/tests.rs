@@ -1,4 +1,3 @@
-use std::collections::HashMap;
 use std::path::Path;
 
 use super::*;
@@ -120,7 +119,7 @@ fn activation_scripts_set_variables_as_written() {
         (Shell::Fish, "set -gx lower_case"),
         (Shell::PowerShell, "${Env:lower_case}"),
     ] {
-        let script = activation(&prefix, shell, &HashMap::new()).unwrap();
+        let script = Activator { shell, env: &Environment::new(), prompt: Prompt::default() }.activate(&prefix, false).unwrap();
         assert!(script.contains(set) && script.contains(shown), "{shell:?}: {script}");
     }
     assert_eq!("pwsh".parse::<Shell>().unwrap(), Shell::PowerShell);
@@ -138,7 +137,7 @@ fn a_shell_that_evaluates_the_script_is_in_the_environment() {
     std::fs::create_dir_all(&scripts).unwrap();
     std::fs::write(scripts.join("a.sh"), "export FROM_SCRIPT=yes\n").unwrap();
     for (shell, program) in [(Shell::Bash, "bash"), (Shell::Posix, "sh"), (Shell::Zsh, "zsh")] {
-        let script = activation(&prefix, shell, &HashMap::new()).unwrap();
+        let script = Activator { shell, env: &Environment::new(), prompt: Prompt::default() }.activate(&prefix, false).unwrap();
         let output = std::process::Command::new(program)
             .arg("-c")
             .arg(format!("{script}\nprintf '%s\\n' \"$CONDA_PREFIX\" \"$quoted\" \"$FROM_SCRIPT\" \"$CONDA_SHLVL\" \"${{PATH%%:*}}\""))

@@ -1,7 +1,36 @@
 //! The pip half: what a `pip:` section asks for, resolved together with the conda half, pinned by hash and installed in the same transaction.
 
+mod build;
+mod engine;
+mod pip;
+mod process;
+mod provided;
+mod resolve;
+mod section;
+/// Compatibility tags of wheels.
+pub mod tags;
+pub(crate) mod throwaway;
+mod uv;
+
+/// Wheels into the cache.
+pub(crate) mod fetch;
+/// Wheels from the cache into an environment.
+pub(crate) mod install;
+/// What is installed, and taking it away.
+pub mod installed;
+/// `RECORD` files.
+pub(crate) mod record_file;
+/// Reading, checking and unpacking wheels.
+pub(crate) mod wheel;
+
 use std::path::PathBuf;
 
+pub use build::wheel_metadata;
+pub use engine::{EngineChoice, Found, PypiResolver, Query};
+pub use install::{InstalledFile, TareRecord, WheelFacts};
+pub use provided::{CoreMetadata, Provided, provided};
+pub use resolve::{Context, Resolution, Workshop, check_record, trust_configured_indexes};
+pub use section::{Options as SectionOptions, Section};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
@@ -90,4 +119,49 @@ impl PypiSource {
             PypiSource::Directory { .. } => false,
         }
     }
+}
+
+/// A distribution whose wheel is at hand.
+#[derive(Debug, Clone)]
+pub struct ReadyWheel {
+    /// What it is and where it comes from.
+    pub record: PypiRecord,
+    /// The wheel file.
+    pub wheel: WheelFile,
+}
+
+/// Where the wheel of a [`ReadyWheel`] is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WheelFile {
+    /// The archive of the record is the wheel: fetched and checked by the installation.
+    Remote,
+    /// Built on this machine from an sdist, a repository or a folder.
+    Local {
+        /// The wheel; the file name is that of a wheel (PEP 427).
+        path: PathBuf,
+        /// sha256 of the file, in hex.
+        sha256: String,
+    },
+}
+
+/// The pip half of a plan: everything in it can be installed without asking anything again.
+#[derive(Debug, Clone)]
+pub struct PypiPlan {
+    /// What to install, by name.
+    pub wheels: Vec<ReadyWheel>,
+    /// Full version of the interpreter.
+    pub python: Version,
+    /// What resolved the section; `None` where it came from a lock.
+    pub engine: Option<Engine>,
+    /// Files of other packages may be overwritten.
+    pub clobber: bool,
+}
+
+/// The program that resolved a section.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Engine {
+    /// `uv` or `pip`.
+    pub name: String,
+    /// Its version.
+    pub version: String,
 }

@@ -1,7 +1,7 @@
 //! Distributions of pip against their `RECORD` (the binary distribution format of PyPA) and `Requires-Dist`.
 
 use std::collections::{HashMap, HashSet};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::Ordering;
 
@@ -11,111 +11,16 @@ use url::Url;
 
 use super::{Counts, Fault, Finding, finding, hash_file};
 use crate::prefix::{self, Distribution};
-
-/// One line of a `RECORD`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Line {
-    pub path: String,
-    /// SHA-256; other algorithms are not compared.
-    pub sha256: Option<[u8; 32]>,
-    pub size: Option<u64>,
-}
-
-/// Fields of a line of comma-separated values; quotes as in RFC 4180. `None` if a quote is not closed.
-fn fields(line: &str) -> Option<Vec<String>> {
-    let mut fields = Vec::new();
-    let mut field = String::new();
-    let mut characters = line.chars().peekable();
-    loop {
-        if characters.peek() == Some(&'"') {
-            characters.next();
-            loop {
-                match characters.next()? {
-                    '"' if characters.peek() == Some(&'"') => {
-                        characters.next();
-                        field.push('"');
-                    }
-                    '"' => break,
-                    c => field.push(c),
-                }
-            }
-        }
-        loop {
-            match characters.next() {
-                Some(',') => {
-                    fields.push(std::mem::take(&mut field));
-                    break;
-                }
-                Some(c) => field.push(c),
-                None => {
-                    fields.push(field);
-                    return Some(fields);
-                }
-            }
-        }
-    }
-}
-
-/// Base64 with the alphabet for URLs, without padding.
-fn base64(text: &str) -> Option<[u8; 32]> {
-    let mut out = Vec::with_capacity(33);
-    let (mut bits, mut count) = (0u32, 0);
-    for byte in text.trim_end_matches('=').bytes() {
-        let value = match byte {
-            b'A'..=b'Z' => byte - b'A',
-            b'a'..=b'z' => byte - b'a' + 26,
-            b'0'..=b'9' => byte - b'0' + 52,
-            b'-' | b'+' => 62,
-            b'_' | b'/' => 63,
-            _ => return None,
-        };
-        bits = bits << 6 | u32::from(value);
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            out.push((bits >> count) as u8);
-            bits &= (1 << count) - 1;
-        }
-    }
-    out.try_into().ok()
-}
-
-/// The lines of a `RECORD`; an error names the line (from 1) that makes no sense.
-pub(super) fn parse(text: &str) -> Result<Vec<Line>, usize> {
-    let mut lines = Vec::new();
-    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
-        let bad = number + 1;
-        let fields = fields(line).filter(|fields| fields.len() == 3 && !fields[0].is_empty()).ok_or(bad)?;
-        let sha256 = match fields[1].split_once('=') {
-            Some(("sha256", value)) => Some(base64(value).ok_or(bad)?),
-            Some(_) => None,
-            None if fields[1].is_empty() => None,
-            None => return Err(bad),
-        };
-        let size = if fields[2].is_empty() { None } else { Some(fields[2].trim().parse().map_err(|_| bad)?) };
-        lines.push(Line { path: fields[0].clone(), sha256, size });
-    }
-    Ok(lines)
-}
-
-/// `folder/path` without `..`; `None` if it leaves the prefix.
-fn inside(folder: &Path, path: &str) -> Option<PathBuf> {
-    let mut parts: Vec<Component<'_>> = folder.components().collect();
-    for component in Path::new(path).components() {
-        match component {
-            Component::ParentDir => {
-                parts.pop()?;
-            }
-            Component::CurDir => {}
-            Component::Normal(_) => parts.push(component),
-            Component::RootDir | Component::Prefix(_) => return None,
-        }
-    }
-    Some(parts.into_iter().collect())
-}
+use crate::pypi::record_file::{Line, inside, parse};
 
 /// Checks the files of a distribution and adds them to `owned`.
-pub(super) fn check(root: &Path, distribution: &Distribution, owned: &mut HashSet<PathBuf>, counts: &Counts) -> Vec<Finding> {
+pub(super) fn check(
+    root: &Path,
+    distribution: &Distribution,
+    owned: &mut HashSet<PathBuf>,
+    counts: &Counts,
+    contents: bool,
+) -> Vec<Finding> {
     let name = distribution.name.as_str();
     let Some(site) = distribution.path.parent() else { return Vec::new() };
     owned.insert(distribution.path.clone());
@@ -168,12 +73,20 @@ pub(super) fn check(root: &Path, distribution: &Distribution, owned: &mut HashSe
             if metadata.is_symlink() && !full.exists() {
                 return Some(finding(Fault::DanglingLink, relative, name));
             }
-            let Some(hash) = line.sha256 else {
+            let Some(hash) = line.sha256() else {
                 if relative.file_name().is_none_or(|file| file != "RECORD") {
                     counts.not_comparable.fetch_add(1, Ordering::Relaxed);
                 }
                 return None;
             };
+            if !contents {
+                counts.files.fetch_add(1, Ordering::Relaxed);
+                let len = std::fs::metadata(&full).map(|metadata| metadata.len()).unwrap_or(metadata.len());
+                return line.size.filter(|size| *size != len).map(|size| Finding {
+                    detail: Some(format!("{len} bytes instead of {size}")),
+                    ..finding(Fault::Changed, relative, name)
+                });
+            }
             match hash_file(&full) {
                 Ok((actual, len)) => {
                     counts.files.fetch_add(1, Ordering::Relaxed);
@@ -190,6 +103,63 @@ pub(super) fn check(root: &Path, distribution: &Distribution, owned: &mut HashSe
         })
         .collect();
     found.extend(files.iter().filter_map(|(relative, _)| mode(root, relative, name)));
+    found
+}
+
+/// What tare installed from wheels against its own notes, which an edited `RECORD` does not change. A distribution of another version is another tool's and
+/// is found as such.
+pub(super) fn noted(root: &Path, distributions: &[Distribution], owned: &mut HashSet<PathBuf>) -> Vec<Finding> {
+    let (records, damaged) = crate::pypi::installed::noted(root);
+    let mut found: Vec<Finding> = damaged
+        .into_iter()
+        .map(|path| Finding {
+            fault: Fault::DamagedRecord,
+            path,
+            package: None,
+            detail: Some("it is no record of a Python package".to_owned()),
+        })
+        .collect();
+    for record in records {
+        let name = record.record.name.as_ref();
+        let there = distributions.iter().find(|distribution| distribution.name == name);
+        if there.is_some_and(|there| there.path != Path::new(&record.dist_info)) {
+            continue;
+        }
+        owned.extend(record.files.iter().map(|file| PathBuf::from(&file.path)));
+        owned.insert(PathBuf::from(&record.dist_info));
+        if there.is_none() {
+            found.push(Finding {
+                detail: Some("the Python package is gone".to_owned()),
+                ..finding(Fault::Missing, Path::new(&record.dist_info), name)
+            });
+            continue;
+        }
+        let own = format!("{}/RECORD", record.dist_info);
+        let intact = record
+            .files
+            .iter()
+            .find(|file| file.path == own)
+            .is_some_and(|file| hash_file(&root.join(&file.path)).is_ok_and(|(actual, _)| actual == file.sha256));
+        if intact {
+            // It lists the same files with the same hashes.
+            continue;
+        }
+        found.extend(
+            record
+                .files
+                .par_iter()
+                .filter_map(|file| {
+                    let path = Path::new(&file.path);
+                    match hash_file(&root.join(path)) {
+                        Ok((actual, _)) if actual == file.sha256 => None,
+                        Ok(_) => Some(Finding { detail: Some("its content differs".to_owned()), ..finding(Fault::Changed, path, name) }),
+                        Err(_) if path.extension().is_some_and(|extension| extension == "pyc") => None,
+                        Err(_) => Some(finding(Fault::Missing, path, name)),
+                    }
+                })
+                .collect::<Vec<_>>(),
+        );
+    }
     found
 }
 
@@ -288,28 +258,4 @@ pub(super) fn unmet(root: &Path, distributions: &[Distribution]) -> Vec<Finding>
         }
     }
     found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn records_are_comma_separated_values() {
-        let lines = parse("a/b.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\n\"x,\"\"y\"\".py\",,\nRECORD,,\n").unwrap();
-        assert_eq!(lines[0].sha256.unwrap()[..3], [0xe3, 0xb0, 0xc4]);
-        assert_eq!((lines[0].size, lines[1].path.as_str()), (Some(0), "x,\"y\".py"));
-        for (text, line) in [("a,b\n", 1), ("a,,\n\"b,,\n", 2), ("a,sha256=!!,1\n", 1), ("a,,x\n", 1), (",,\n", 1), ("a,nonsense,\n", 1)] {
-            assert_eq!(parse(text), Err(line), "{text}");
-        }
-        assert_eq!(inside(Path::new("lib/python3.11/site-packages"), "../../../bin/x"), Some("bin/x".into()));
-        assert_eq!(inside(Path::new("a"), "../../x"), None);
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn no_record_makes_it_panic(text in "(?s).{0,120}") {
-            let _ = parse(&text);
-        }
-    }
 }

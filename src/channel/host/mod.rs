@@ -14,7 +14,6 @@
 
 mod archive;
 mod discover;
-pub mod elf;
 mod probe;
 mod python;
 mod system;

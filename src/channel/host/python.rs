@@ -11,9 +11,9 @@ use rattler_conda_types::{NoArchType, PackageName, VersionWithSource};
 
 use super::Trouble;
 use super::archive::{PLACEHOLDER, Package, Stage, json};
-use super::elf::{self, ElfInfo, PathTag};
 use super::probe::Answer;
 use super::system::{self, HostInfo, SystemLibrary};
+use crate::elf::{self, ElfInfo, PathTag};
 
 /// Versions before this one have been without any fixes for years and lay their files out differently.
 const OLDEST_MINOR: u32 = 8;

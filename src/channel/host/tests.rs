@@ -333,7 +333,7 @@ fn a_cache_that_cannot_be_made_is_an_error_with_its_path() {
 /// The C compiler's view of the ELF edits: programs that find their library only if the edit is right.
 mod edits {
     use super::*;
-    use elf::PathTag;
+    use crate::elf::{self, PathTag};
 
     fn cc(dir: &Path, arguments: &[&str]) -> bool {
         match Command::new("cc").current_dir(dir).args(arguments).output() {

@@ -186,28 +186,11 @@ fn python_requirement(requires: Option<&str>) -> String {
     format!("python {spec}")
 }
 
-/// One row of RECORD: path, `sha256=` with url-safe base64 without padding, size. RECORD itself has neither.
+/// One row of RECORD. RECORD itself has neither hash nor size.
 fn record_row(path: &str, bytes: Option<&[u8]>) -> String {
-    let path = if path.contains([',', '"', '\n']) { format!("\"{}\"", path.replace('"', "\"\"")) } else { path.to_owned() };
-    match bytes {
-        Some(bytes) => {
-            let digest = rattler_digest::compute_bytes_digest::<rattler_digest::Sha256>(bytes);
-            format!("{path},sha256={},{}\n", base64_url(&digest), bytes.len())
-        }
-        None => format!("{path},,\n"),
-    }
-}
-
-fn base64_url(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let mut out = String::new();
-    for chunk in bytes.chunks(3) {
-        let group = chunk.iter().fold(0_u32, |group, byte| group << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
-        for digit in 0..=chunk.len() {
-            out.push(char::from(ALPHABET[(group >> (18 - 6 * digit) & 63) as usize]));
-        }
-    }
-    out
+    let digest = bytes.map(rattler_digest::compute_bytes_digest::<rattler_digest::Sha256>);
+    let file = digest.as_ref().zip(bytes).map(|(digest, bytes)| (&digest[..], bytes.len() as u64));
+    crate::pypi::record_file::row(path, file)
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 //! survives unharmed. Two implementations exist: [`sim::SimGpu`], a GPU in host memory, and one over the real
 //! driver. All sizes are bytes; all addresses are device addresses.
 
+/// A real GPU, through the driver's library.
+pub mod cuda;
 /// A GPU in host memory.
 pub mod sim;
 

@@ -6,6 +6,10 @@
 /// Names, arguments, patterns and the reference implementation.
 pub mod host;
 
+/// The CUDA source and its PTX against the reference.
+#[cfg(test)]
+mod source;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ pub type Reading<T> = Result<T, String>;
 
 /// ECC error counters of the whole card, all locations summed up. Volatile ones count since the driver was loaded,
 /// aggregate ones since the card was made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct EccCounters {
     pub volatile_corrected: u64,
     pub volatile_uncorrected: u64,
@@ -14,7 +14,7 @@ pub struct EccCounters {
 }
 
 /// Rows of memory that were replaced (Ampere and later), or pages that were retired (before).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Replaced {
     /// Because of errors that ECC corrected.
     pub corrected: u64,
@@ -27,7 +27,7 @@ pub struct Replaced {
 }
 
 /// A process that has a context on the card.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct GpuProcess {
     /// As the driver numbers it: inside a container this is the host's number.
     pub pid: u32,

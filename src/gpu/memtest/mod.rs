@@ -14,6 +14,8 @@ mod diagnose;
 pub mod health;
 mod ledger;
 mod plan;
+/// Cards of this machine.
+pub mod real;
 /// What was found.
 pub mod report;
 mod rig;

@@ -2,8 +2,12 @@
 //! the developer's machine but PATH, no network beyond loopback.
 
 pub mod channel;
+#[path = "../../../src/gpu/fakes.rs"]
+#[allow(dead_code)]
+pub mod fakes;
 #[path = "../../../src/channel/test_server.rs"]
 pub mod server;
+pub mod terminal;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -37,6 +41,21 @@ impl TestEnv {
         self
     }
 
+    /// Puts the fake CUDA driver and the fake NVML where every command of this environment finds them. What they have and
+    /// which faults they show is said by variables: see `fixtures/README.md`.
+    pub fn with_fake_driver(self) -> Self {
+        let folder = self.path().join("driver");
+        std::fs::create_dir(&folder).expect("a folder");
+        fakes::copy_to(&folder);
+        let state = folder.join("state").display().to_string();
+        self.var("LD_LIBRARY_PATH", folder.display().to_string()).var("TARE_FAKE_STATE", state)
+    }
+
+    /// Where [`with_fake_driver`](Self::with_fake_driver) put the libraries.
+    pub fn driver(&self) -> PathBuf {
+        self.path().join("driver")
+    }
+
     pub fn path(&self) -> &Path {
         self.root.path()
     }
@@ -65,9 +84,15 @@ impl TestEnv {
 
     /// A command that runs the binary hermetically.
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tare"));
+        let mut command = self.other(env!("CARGO_BIN_EXE_tare"));
+        command.args(args);
         command
-            .args(args)
+    }
+
+    /// A command that runs another program in the same small world.
+    pub fn other(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", self.home())

@@ -1,4 +1,4 @@
-//! The little of ELF that a relocated interpreter needs: what a file asks of the loader, and another search path for it.
+//! The little of ELF that is needed here: what a file asks of the loader, and (for relocated interpreters) another search path for it.
 //!
 //! Reading goes through the `object` crate. Writing is two careful edits, because no crate for it is widely used yet:
 //!
@@ -13,7 +13,7 @@
 
 use object::elf::{self, FileHeader64};
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader, Sym};
-use object::{Endian, Endianness};
+use object::{Endian, Endianness, ReadCache, ReadRef};
 
 type Header = FileHeader64<Endianness>;
 
@@ -50,6 +50,21 @@ pub struct ElfInfo {
     pub search_paths: Vec<(PathTag, String)>,
     /// The highest `GLIBC_x.y` version that the file needs of the C library.
     pub glibc: Option<(u32, u32)>,
+    /// Symbol versions that the file needs of its libraries (`.gnu.version_r`).
+    pub version_needs: Vec<VersionNeed>,
+    /// Symbol versions that the file has (`.gnu.version_d`), the file's own base version included.
+    pub version_defs: Vec<String>,
+}
+
+/// A symbol version that a file needs of a library.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VersionNeed {
+    /// The library, as in DT_NEEDED.
+    pub file: String,
+    /// The version, for instance `GLIBCXX_3.4.30`.
+    pub version: String,
+    /// The loader only warns where it is missing (VER_FLG_WEAK).
+    pub weak: bool,
 }
 
 /// Whether `data` starts like an ELF file.
@@ -67,7 +82,7 @@ struct Layout<'data> {
     strings: (u64, usize, usize),
 }
 
-fn layout(data: &[u8]) -> Result<Option<Layout<'_>>, String> {
+fn layout<'data, R: ReadRef<'data>>(data: R) -> Result<Option<Layout<'data>>, String> {
     let header = Header::parse(data).map_err(|error| format!("not a 64-bit ELF file: {error}"))?;
     let endian = header.endian().map_err(|error| error.to_string())?;
     let segments = header.program_headers(endian, data).map_err(|error| error.to_string())?;
@@ -96,7 +111,7 @@ fn layout(data: &[u8]) -> Result<Option<Layout<'_>>, String> {
         })
         .ok_or("the string table lies in no loaded segment")?;
     let end = string_offset.checked_add(length).ok_or("the string table does not fit")?;
-    if end > data.len() as u64 {
+    if end > data.len().map_err(|()| "the length of the file is unknown".to_owned())? {
         return Err("the string table reaches past the end of the file".into());
     }
     Ok(Some(Layout {
@@ -108,18 +123,20 @@ fn layout(data: &[u8]) -> Result<Option<Layout<'_>>, String> {
 }
 
 impl Layout<'_> {
-    fn string(&self, data: &[u8], at: u64) -> Result<String, String> {
-        let table = &data[self.strings.1..self.strings.1 + self.strings.2];
-        let rest = usize::try_from(at).ok().and_then(|at| table.get(at..)).ok_or("a string lies outside the string table")?;
-        let end = rest.iter().position(|byte| *byte == 0).ok_or("a string has no end")?;
-        Ok(String::from_utf8_lossy(&rest[..end]).into_owned())
+    fn string<'data, R: ReadRef<'data>>(&self, data: R, at: u64) -> Result<String, String> {
+        let (start, length) = (self.strings.1 as u64, self.strings.2 as u64);
+        if at >= length {
+            return Err("a string lies outside the string table".into());
+        }
+        let bytes = data.read_bytes_at_until(start + at..start + length, 0).map_err(|()| "a string has no end".to_owned())?;
+        Ok(String::from_utf8_lossy(bytes).into_owned())
     }
 
     /// (index, tag, value) of every entry before the first DT_NULL.
-    fn entries(&self, data: &[u8]) -> Vec<(usize, u64, u64)> {
+    fn entries<'data, R: ReadRef<'data>>(&self, data: R) -> Vec<(usize, u64, u64)> {
         let mut out = Vec::new();
         for index in 0..self.dynamic.1 {
-            let at = self.dynamic.0 + index * 16;
+            let at = (self.dynamic.0 + index * 16) as u64;
             let (Some(tag), Some(value)) = (read_u64(data, at, self.endian), read_u64(data, at + 8, self.endian)) else { break };
             if tag == 0 {
                 break;
@@ -130,8 +147,8 @@ impl Layout<'_> {
     }
 }
 
-fn read_u64(data: &[u8], at: usize, endian: Endianness) -> Option<u64> {
-    let bytes: [u8; 8] = data.get(at..at.checked_add(8)?)?.try_into().ok()?;
+fn read_u64<'data, R: ReadRef<'data>>(data: R, at: u64, endian: Endianness) -> Option<u64> {
+    let bytes: [u8; 8] = data.read_bytes_at(at, 8).ok()?.try_into().ok()?;
     Some(endian.read_u64_bytes(bytes))
 }
 
@@ -148,6 +165,36 @@ fn write_u32(data: &mut [u8], at: usize, value: u32, endian: Endianness) {
 /// # Errors
 /// A text, when the file is no 64-bit ELF file or is damaged.
 pub fn read(data: &[u8]) -> Result<ElfInfo, String> {
+    read_from(data)
+}
+
+/// As [`read`], from a file of which only the needed parts are read: libraries of CUDA are hundreds of megabytes.
+///
+/// # Errors
+/// As for [`read`]; the file cannot be opened.
+pub fn read_file(path: &std::path::Path) -> Result<ElfInfo, String> {
+    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    read_from(&ReadCache::new(file))
+}
+
+/// Where sections of a name lie in a file: offset and length in bytes, in file order. `name` matches whole names.
+///
+/// # Errors
+/// As for [`read_file`].
+pub fn sections_of(path: &std::path::Path, name: &str) -> Result<Vec<(u64, u64)>, String> {
+    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    let cache = ReadCache::new(file);
+    let header = Header::parse(&cache).map_err(|error| format!("not a 64-bit ELF file: {error}"))?;
+    let endian = header.endian().map_err(|error| error.to_string())?;
+    let sections = header.sections(endian, &cache).map_err(|error| error.to_string())?;
+    Ok(sections
+        .iter()
+        .filter(|section| sections.section_name(endian, section).is_ok_and(|found| found == name.as_bytes()))
+        .filter_map(|section| section.file_range(endian))
+        .collect())
+}
+
+fn read_from<'data, R: ReadRef<'data>>(data: R) -> Result<ElfInfo, String> {
     let header = Header::parse(data).map_err(|error| format!("not a 64-bit ELF file: {error}"))?;
     let endian = header.endian().map_err(|error| error.to_string())?;
     let mut info = ElfInfo { machine: header.e_machine(endian), ..ElfInfo::default() };
@@ -168,12 +215,27 @@ pub fn read(data: &[u8]) -> Result<ElfInfo, String> {
     }
     let sections = header.sections(endian, data).map_err(|error| error.to_string())?;
     for section in sections.iter() {
-        let Some((mut verneed, link)) = section.gnu_verneed(endian, data).map_err(|error| error.to_string())? else { continue };
-        let strings = sections.strings(endian, data, link).map_err(|error| error.to_string())?;
-        while let Some((_, mut names)) = verneed.next().map_err(|error| error.to_string())? {
-            while let Some(name) = names.next().map_err(|error| error.to_string())? {
-                let name = name.name(endian, strings).map_err(|error| error.to_string())?;
-                info.glibc = info.glibc.max(glibc_version(&String::from_utf8_lossy(name)));
+        if let Some((mut verneed, link)) = section.gnu_verneed(endian, data).map_err(|error| error.to_string())? {
+            let strings = sections.strings(endian, data, link).map_err(|error| error.to_string())?;
+            while let Some((need, mut names)) = verneed.next().map_err(|error| error.to_string())? {
+                let file = need.file(endian, strings).map_err(|error| error.to_string())?;
+                let file = String::from_utf8_lossy(file).into_owned();
+                while let Some(name) = names.next().map_err(|error| error.to_string())? {
+                    let weak = name.vna_flags.get(endian) & elf::VER_FLG_WEAK != 0;
+                    let name = name.name(endian, strings).map_err(|error| error.to_string())?;
+                    let version = String::from_utf8_lossy(name).into_owned();
+                    info.glibc = info.glibc.max(glibc_version(&version));
+                    info.version_needs.push(VersionNeed { file: file.clone(), version, weak });
+                }
+            }
+        } else if let Some((mut verdef, link)) = section.gnu_verdef(endian, data).map_err(|error| error.to_string())? {
+            let strings = sections.strings(endian, data, link).map_err(|error| error.to_string())?;
+            while let Some((_, mut names)) = verdef.next().map_err(|error| error.to_string())? {
+                // The first name is the version, those after it are its parents.
+                if let Some(name) = names.next().map_err(|error| error.to_string())? {
+                    let name = name.name(endian, strings).map_err(|error| error.to_string())?;
+                    info.version_defs.push(String::from_utf8_lossy(name).into_owned());
+                }
             }
         }
     }

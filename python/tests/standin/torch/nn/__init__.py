@@ -1,0 +1,2 @@
+from .modules import Linear, Module, ModuleList, Sequential
+from .parameter import Parameter

@@ -1,0 +1,1 @@
+from .module import Linear, Module, ModuleList, Sequential

@@ -1,0 +1,223 @@
+//! Will GPU work in this environment be right? Steps with evidence, each PASS, FAIL or NOT TESTED.
+//!
+//! ```text
+//! Subject ─ check ─> Report ─> text, JSON, JUnit, HTML; kept in the environment
+//! ```
+//! What can be read from files is read from files, so that an environment that does not even import is explained. Programs of the environment run in
+//! child processes with a time limit. Nothing in the environment is changed but tare's own note of the result.
+
+mod archs;
+mod child;
+mod compat;
+/// The page for a browser.
+pub mod html;
+/// The report for CI systems.
+pub mod junit;
+mod loader;
+mod programs;
+/// What a check found.
+pub mod report;
+mod steps;
+/// What is checked.
+pub mod subject;
+/// The report for people.
+pub mod text;
+mod torch;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+pub use report::{Class, Device, Driver, Fact, Last, MemoryPicture, Piece, Rate, Report, Step, Verdict, last, store, worst, write_whole};
+pub use subject::{Kind, Subject};
+
+use crate::error::Result;
+use crate::install::Cancel;
+use crate::platform::GpuDetection;
+use crate::prefix::Environment;
+use crate::report::{Phase, Progress};
+
+/// How much is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Level {
+    /// Seconds: files by presence and size, a short memory test.
+    #[default]
+    Quick,
+    /// Files by hash, the usual memory test.
+    Standard,
+    /// The same with the long memory test.
+    Thorough,
+}
+
+impl Level {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Quick => "quick",
+            Level::Standard => "standard",
+            Level::Thorough => "thorough",
+        }
+    }
+}
+
+/// The machine: what its driver says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// The driver; all empty where there is none.
+    pub driver: Driver,
+    /// The GPUs.
+    pub devices: Vec<Device>,
+    /// Contradictions between the routes by which the driver was asked.
+    pub remarks: Vec<String>,
+}
+
+impl Machine {
+    /// Whether there is a driver and a GPU.
+    pub fn has_gpu(&self) -> bool {
+        !self.devices.is_empty()
+    }
+
+    /// Why no GPU can be used, for a reason: "this machine has no NVIDIA driver".
+    pub fn why_none(&self) -> String {
+        if self.driver == Driver::default() {
+            "this machine has no NVIDIA driver".to_owned()
+        } else {
+            "the driver of this machine shows no GPU".to_owned()
+        }
+    }
+}
+
+impl From<&GpuDetection> for Machine {
+    fn from(found: &GpuDetection) -> Self {
+        let driver = Driver {
+            version: found.driver_version(),
+            cuda: found.cuda.as_ref().map(|(version, _)| version.clone()),
+            source: found.cuda.as_ref().map(|(_, source)| source.clone()),
+        };
+        let mut devices: Vec<Device> = found
+            .devices
+            .iter()
+            .map(|device| Device {
+                index: device.index,
+                name: device.name.clone(),
+                memory_bytes: device.memory_bytes,
+                compute_capability: device.compute_capability.clone(),
+            })
+            .collect();
+        // Without `nvidia-smi` only the lowest compute capability is known.
+        if let (true, Some((capability, _))) = (devices.is_empty(), &found.compute_capability) {
+            devices.push(Device {
+                index: 0,
+                name: "GPU (its name is not known)".into(),
+                memory_bytes: None,
+                compute_capability: Some(capability.clone()),
+            });
+        }
+        Machine { driver, devices, remarks: found.remarks.clone() }
+    }
+}
+
+/// What the memory self-test says to the check.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryOutcome {
+    /// What it came to; `None`: NOT TESTED.
+    pub passed: Option<bool>,
+    /// Why: one line.
+    pub reason: String,
+    /// What was seen.
+    pub evidence: Vec<String>,
+    /// Worth knowing.
+    pub remarks: Vec<String>,
+    /// What to do about it.
+    pub remedies: Vec<String>,
+    /// The figures of the test.
+    pub details: serde_json::Value,
+    /// For the page.
+    pub picture: Option<MemoryPicture>,
+}
+
+/// The memory self-test, as the check calls it.
+pub trait MemoryTest: Sync {
+    /// Tests the memory of all GPUs at a level. Must look at `cancel`.
+    fn run(&self, level: Level, cancel: &Cancel, progress: &dyn Progress) -> MemoryOutcome;
+}
+
+/// How to check.
+pub struct Options<'a> {
+    /// How much.
+    pub level: Level,
+    /// A CPU build is a failure, and so is (with exit code 8) what cannot be tested.
+    pub require_gpu: bool,
+    /// Time limit of each Python program.
+    pub limit: Duration,
+    /// Stops the check.
+    pub cancel: Cancel,
+    /// The variables of the caller.
+    pub env: Environment,
+    /// The machine.
+    pub machine: Machine,
+    /// The memory self-test.
+    pub memory: Option<&'a dyn MemoryTest>,
+    /// The root of the file system: where the loader's configuration and the system's libraries are.
+    pub root: PathBuf,
+}
+
+/// Checks an environment.
+///
+/// # Errors
+/// Stopped by `cancel`. Everything else is a verdict.
+pub fn check(subject: &Subject, options: &Options<'_>, progress: &dyn Progress) -> Result<Report> {
+    let task = progress.start(Phase::Other, "checking", Some(steps::ALL.len() as u64));
+    let mut state = steps::State::new(subject, options, progress);
+    let mut done = Vec::new();
+    let mut result = Ok(());
+    for (index, (id, title, class, required, work)) in steps::ALL.iter().enumerate() {
+        result = options.cancel.check();
+        if result.is_err() {
+            break;
+        }
+        let started = Instant::now();
+        let outcome = work(&mut state);
+        done.push(Step {
+            id: (*id).to_owned(),
+            title: (*title).to_owned(),
+            verdict: outcome.verdict,
+            reason: outcome.reason,
+            evidence: outcome.evidence,
+            remarks: outcome.remarks,
+            remedies: outcome.remedies,
+            seconds: (started.elapsed().as_secs_f64() * 1000.0).round() / 1000.0,
+            class: *class,
+            required: *required,
+            details: outcome.details,
+        });
+        progress.advance_to(task, index as u64 + 1);
+    }
+    progress.finish(task);
+    result?;
+    // The last step may have been cut short.
+    options.cancel.check()?;
+    let mut report = Report {
+        schema_version: report::CHECK_VERSION,
+        success: false,
+        verdict: Verdict::NotTested,
+        exit_code: 0,
+        tare_version: env!("CARGO_PKG_VERSION").to_owned(),
+        time: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        prefix: subject.prefix.path().to_owned(),
+        kind: subject.kind,
+        python: subject.python.clone(),
+        level: options.level.name().to_owned(),
+        require_gpu: options.require_gpu,
+        lock_digest: report::digest(&subject.prefix),
+        driver: options.machine.driver.clone(),
+        devices: options.machine.devices.clone(),
+        environment: state.facts(),
+        steps: done,
+        memory: state.picture.take(),
+    };
+    report.conclude();
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests;
