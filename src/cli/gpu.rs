@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::error::{Error, Result};
 use crate::gpu::alloc::TorchVersion;
 use crate::gpu::info::{self as gpu_info, NvmlView};
+use crate::gpu::memtest::{self, Level};
 use crate::gpu::summary::{self, html};
 use crate::gpu::top as gpu_top;
 use crate::gpu::trace::{self, Snapshot, report, whatif};
@@ -22,6 +23,7 @@ pub enum GpuCommand {
     /// Show the GPUs, the driver by each of its layers, error counters and processes
     Info,
     Top(TopArgs),
+    Selftest(SelftestArgs),
     Replay(ReplayArgs),
     Whatif(WhatifArgs),
     Summary(SummaryArgs),
@@ -41,6 +43,85 @@ pub struct TopArgs {
 
 fn seconds(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds)).ok_or_else(|| "give a number from 0.1 to 3600".to_owned())
+}
+
+/// Test the memory of GPUs, the driver's path to it and tare's allocator: PASS, FAIL or NOT TESTED
+///
+/// Ends with 0 for PASS, 6 for FAIL. NOT TESTED (no GPU, a busy one, memory that cannot be had) ends with 0, or with 8 under
+/// `--require-gpu`.
+///
+/// Examples:
+///   tare gpu selftest --level quick
+///   tare gpu selftest --device cuda:1 --level thorough --budget 30m
+///   tare gpu selftest --device sim:8GiB,stuck=0x12345678:3
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub struct SelftestArgs {
+    /// cuda:N, all, or a simulated card with faults, such as sim:8GiB,flip=1GiB:3; can be repeated [default: all]
+    #[arg(long = "device", value_name = "DEVICE")]
+    pub devices: Vec<String>,
+    /// quick: seconds; standard: a minute or so; thorough: until the budget is spent
+    #[arg(long, value_name = "LEVEL", default_value = "standard")]
+    pub level: LevelArg,
+    /// Begin no further pass after this time, such as 30s, 10m or 2h [default: 10m for thorough, else none]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub budget: Option<Duration>,
+    /// Leave this much memory free, such as 2GiB [default: a small part of the card]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub reserve: Option<u64>,
+    /// Test a card that other processes compute on, as far as its memory is free
+    #[arg(long)]
+    pub even_if_busy: bool,
+    /// Only through native segments [default: all patterns through these, a short test through expandable ones]
+    #[arg(long, conflicts_with = "expandable")]
+    pub native: bool,
+    /// Only through expandable segments
+    #[arg(long)]
+    pub expandable: bool,
+    /// Also leave zeros and ones alone for this time, each, and look again
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub fade: Option<Duration>,
+    /// Seed of the random patterns [default: always the same]
+    #[arg(long, value_name = "NUMBER")]
+    pub seed: Option<u64>,
+    /// End with 8 where anything that should have been tested was not
+    #[arg(long)]
+    pub require_gpu: bool,
+}
+
+/// How much the self-test does.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub enum LevelArg {
+    Quick,
+    Standard,
+    Thorough,
+}
+
+impl From<LevelArg> for Level {
+    fn from(level: LevelArg) -> Self {
+        match level {
+            LevelArg::Quick => Level::Quick,
+            LevelArg::Standard => Level::Standard,
+            LevelArg::Thorough => Level::Thorough,
+        }
+    }
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let scale = match unit.trim() {
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err("give a time such as 30s, 10m or 2h".to_owned()),
+    };
+    let seconds = number.parse::<f64>().ok().map(|number| number * scale).filter(|seconds| (0.0..=30.0 * 86400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "give a time such as 30s, 10m or 2h, at most 30 days".to_owned())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    simulate::scenario::parse_size(text).ok_or_else(|| "give a size such as 2GiB or 500MiB".to_owned())
 }
 
 /// Which recording, and how it is read.
@@ -129,6 +210,7 @@ pub fn run(command: GpuCommand, printer: &Printer) -> Result<u8> {
     match command {
         GpuCommand::Info => info(printer),
         GpuCommand::Top(args) => top(&args, printer),
+        GpuCommand::Selftest(args) => selftest(&args, printer),
         GpuCommand::Replay(args) => replay(&args, printer),
         GpuCommand::Whatif(args) => what_if(&args, printer),
         GpuCommand::Summary(args) => summarise(&args, printer),
@@ -174,6 +256,27 @@ fn info(printer: &Printer) -> Result<u8> {
         printer.note("tare needs no GPU to make environments for one: see `--cuda` of `tare lock` and `tare create`");
     }
     Ok(0)
+}
+
+fn selftest(args: &SelftestArgs, printer: &Printer) -> Result<u8> {
+    let mut options = memtest::Options::new(args.level.into());
+    options.budget = args.budget;
+    options.reserve = args.reserve;
+    options.even_if_busy = args.even_if_busy;
+    options.segments = match (args.native, args.expandable) {
+        (true, _) => memtest::Segments::Native,
+        (_, true) => memtest::Segments::Expandable,
+        _ => memtest::Segments::Both,
+    };
+    options.fade = args.fade.unwrap_or_default();
+    options.seed = args.seed.unwrap_or(options.seed);
+    let report = memtest::selftest(&args.devices, &options, &*printer.progress())?;
+    let code = report.exit_code(args.require_gpu);
+    let mut document = json!(report);
+    document["success"] = json!(code == 0);
+    printer.json(&document);
+    printer.data(&report.text());
+    Ok(code)
 }
 
 fn top(args: &TopArgs, printer: &Printer) -> Result<u8> {

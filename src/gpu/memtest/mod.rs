@@ -19,6 +19,7 @@ pub mod real;
 /// What was found.
 pub mod report;
 mod rig;
+mod selftest;
 mod session;
 /// Simulated cards with faults, by description.
 pub mod simulated;
@@ -35,6 +36,7 @@ pub use ledger::Outstanding;
 use plan::Test;
 use report::{Bandwidth, BlockFigure, Books, Cause, Coverage, DeviceReport, Finding, Report, Status};
 use rig::{CONTROL_BYTES, Rig, Stop};
+pub use selftest::selftest;
 use session::{Session, median, not_tested, step_mut};
 
 use super::alloc::{AllocConfig, CachingAllocator, Policy};
@@ -719,7 +721,7 @@ fn conclude(out: &mut DeviceReport) {
     }
     // What the machine cannot do is left out of the verdict; what should have been done is not.
     let open = out.steps.iter().filter(|step| step.status == Status::NotTested);
-    let left: Vec<_> = open.filter(|step| step.cause != Some(Cause::Unsupported) || step.name == "memory").collect();
+    let left: Vec<_> = open.filter(|step| step.cause != Some(Cause::Unsupported) || matches!(step.name, "memory" | "warm-up")).collect();
     if let Some(first) = left.iter().min_by_key(|step| step.cause) {
         out.status = Status::NotTested;
         out.cause = first.cause;

@@ -177,10 +177,12 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
         let outcome = self.diagnose(name, op, tally);
         let cause = self.out.findings[before.min(self.out.findings.len())..].iter().map(|finding| finding.cause).min();
         let cause = cause.or_else(|| self.out.findings.iter().map(|finding| finding.cause).min());
+        // What was written over the result may say any number.
+        let count = tally.count().clamp(1, self.words().max(1));
         let step = step_mut(self.out, name, title);
         step.status = Status::Fail;
         step.cause = step.cause.filter(|_| step.mismatches > 0).or(cause);
-        step.mismatches += tally.count().max(1);
+        step.mismatches = step.mismatches.saturating_add(count);
         step.detail = Some(format!("{} wrong word{}", step.mismatches, crate::gpu::plural(step.mismatches)));
         outcome
     }

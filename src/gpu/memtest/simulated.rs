@@ -52,6 +52,7 @@ enum Fault {
         process: bool,
     },
     NoHealth,
+    Granule(u64),
 }
 
 /// A simulated card with what is wrong with it.
@@ -63,11 +64,11 @@ pub struct SimCard {
 }
 
 /// Faults as they are written, for the documentation and for errors.
-pub const FAULTS: [(&str, &str); 20] = [
+pub const FAULTS: [(&str, &str); 22] = [
     ("stuck=ADDRESS:BIT[:VALUE]", "the bit (0 to 7) of a byte always reads as VALUE, 1 if not given"),
     ("flip=ADDRESS:BIT[@N]", "the bit is flipped once, just before the Nth comparison of its place"),
     ("misread=ADDRESS:BIT[@N]", "the bit is read wrong once, in the Nth comparison of its place"),
-    ("alias=ADDRESS:ADDRESS[@N]", "the 2 MiB around the first address are answered by those around the second"),
+    ("alias=ADDRESS:ADDRESS[@N]", "the unit of memory (2 MiB) around the first address is answered by that around the second"),
     ("oom=SIZE", "the driver says out of memory once SIZE is in use"),
     ("code=CALL:N:CODE", "the Nth call of a driver function fails with a status code"),
     ("code-from=CALL:N:CODE", "all of them from the Nth on"),
@@ -83,6 +84,8 @@ pub const FAULTS: [(&str, &str); 20] = [
     ("remap-pending", "a row waits to be remapped"),
     ("xid=N", "the driver reports Xid N during the test"),
     ("leak=SIZE", "memory that does not come back"),
+    ("grab=SIZE", "memory that another process takes during the test"),
+    ("granule=SIZE", "the unit of memory, for aliases: 64KiB to 2MiB, the default"),
     ("no-nvml", "the driver's own counters cannot be read"),
 ];
 
@@ -136,6 +139,7 @@ impl SimCard {
         let mut health = SimHealth::default();
         for fault in &self.faults {
             match fault {
+                Fault::Granule(bytes) => config.granularity = *bytes,
                 Fault::NoVirtualMemory => config.virtual_memory = false,
                 Fault::Others(bytes) => config.others += bytes,
                 Fault::Busy(bytes) => {
@@ -230,6 +234,7 @@ fn fault(name: &str, value: &str) -> Option<Fault> {
         ("xid", [number]) => Fault::Xid(number.parse().ok()?),
         ("leak", _) => Fault::Gone { bytes: size()?, process: false },
         ("grab", _) => Fault::Gone { bytes: size()?, process: true },
+        ("granule", _) => Fault::Granule(size().filter(|bytes| bytes.is_power_of_two() && (64 << 10..=2 << 20).contains(bytes))?),
         ("no-nvml", _) => bare(Fault::NoHealth)?,
         _ => return None,
     })
@@ -320,6 +325,7 @@ mod tests {
                 .replace("[:VALUE]", ":0")
                 .replace("[@N]", "@2")
                 .replace("[=MS]", "=7")
+                .replace("granule=SIZE", "granule=128KiB")
                 .replace("SIZE", "8MiB")
                 .replace("CALL", "MemCreate")
                 .replace("CODE", "2")

@@ -70,10 +70,11 @@ fn planted() -> Vec<(String, Status, Cause)> {
         let to = 1 + (from + random(number) % 17) % 18;
         // At the start, or in the middle of the test.
         let when = if number % 2 == 0 { String::new() } else { format!("@{}", 2 + random(number) % 12) };
-        list.push((format!("alias={}MiB:{}MiB{when}", 2 * from, 2 * to), Status::Fail, Cause::AliasedAddresses));
+        let at = format!("alias={}MiB:{}MiB{when},granule=64KiB", 2 * from, 2 * to);
+        list.push((at, Status::Fail, Cause::AliasedAddresses));
     }
     // The granule of the test's own words answers for another one.
-    list.push(("alias=20MiB:0".into(), Status::Fail, Cause::AliasedAddresses));
+    list.push(("alias=20MiB:0,granule=64KiB".into(), Status::Fail, Cause::AliasedAddresses));
     list.push(("stuck=0x2008:1:1".into(), Status::Fail, Cause::StuckBit));
     for (call, nth, code) in [
         ("cuMemAlloc", 2, 999),
@@ -115,4 +116,145 @@ fn forty_and_more_planted_faults_are_found_with_their_cause() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// An allocator that breaks its promises, over one that keeps them.
+struct Evil<'l, K: Kernels> {
+    inner: CachingAllocator<&'l Ledger<K>>,
+    how: How,
+    taken: Cell<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum How {
+    /// The fourth block begins in the middle of the third.
+    Overlap,
+    /// An address that the driver never gave.
+    Elsewhere,
+    /// Not at a multiple of 512 bytes.
+    Askew,
+    /// The third block is the second again.
+    Twice,
+    /// Segments are kept in spite of `empty_cache`.
+    Hoards,
+}
+
+impl<K: Kernels> Source for Evil<'_, K> {
+    fn take(&self, bytes: u64) -> Result<u64, AllocError> {
+        let address = Source::take(&self.inner, bytes)?;
+        let count = self.taken.get() + 1;
+        self.taken.set(count);
+        Ok(match (self.how, count) {
+            (How::Overlap, 4) => address - bytes / 2,
+            (How::Elsewhere, 3) => address + (1 << 40),
+            (How::Askew, 3) => address + 8,
+            (How::Twice, 3) => address - bytes,
+            _ => address,
+        })
+    }
+    fn give(&self, address: u64) -> Result<(), AllocError> {
+        Source::give(&self.inner, address)
+    }
+    fn empty_cache(&self) -> Result<(), AllocError> {
+        if self.how == How::Hoards { Ok(()) } else { Source::empty_cache(&self.inner) }
+    }
+    fn reserved(&self) -> u64 {
+        Source::reserved(&self.inner)
+    }
+    fn validate(&self) -> Result<(), String> {
+        Source::validate(&self.inner)
+    }
+}
+
+#[test]
+fn a_broken_allocator_is_told_from_broken_memory() {
+    for how in [How::Overlap, How::Elsewhere, How::Askew, How::Twice, How::Hoards] {
+        for segments in [Segments::Native, Segments::Expandable] {
+            let gpu = SimGpu::new(64 * MIB);
+            let report = test_with(
+                &gpu,
+                &health::NoHealth("no NVML".into()),
+                "sim",
+                &Options { segments, ..options() },
+                &Silent,
+                &|ledger, config| {
+                    Box::new(Evil { inner: CachingAllocator::new(ledger, Policy::proven(), config), how, taken: Cell::new(0) })
+                },
+            );
+            let text = Report::new(Level::Quick, vec![report.clone()]).text();
+            assert_eq!((report.status, report.cause), (Status::Fail, Some(Cause::AllocatorFault)), "{how:?} {segments:?}: {text}");
+            assert_eq!(gpu.usage().bytes, 0, "{how:?}: nothing stays behind");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_failure_is_none() {
+    // Refused virtual memory management, a moment without memory, memory that another process takes, no counters.
+    for (fault, step) in [
+        ("vmm-refused", Some(("expandable-segments", Cause::Unsupported))),
+        ("no-vmm", Some(("expandable-segments", Cause::Unsupported))),
+        ("code=cuMemAlloc:3:2", None),
+        ("grab=2MiB", None),
+        ("xid=13", None),
+        ("no-nvml", Some(("ecc", Cause::Unsupported))),
+        ("others=8MiB", None),
+    ] {
+        let options = if fault == "xid=13" { Options { even_if_busy: true, ..options() } } else { options() };
+        let fault = if fault == "xid=13" { "xid=13,busy=2MiB" } else { fault };
+        let report = check(&format!("64MiB,{fault}"), &options);
+        assert_eq!((report.status, report.exit_code(true)), (Status::Pass, 0), "{fault}: {}", report.text());
+        if let Some((name, cause)) = step {
+            let step = report.devices[0].steps.iter().find(|step| step.name == name).expect("the step is there");
+            assert_eq!((step.status, step.cause), (Status::NotTested, Some(cause)), "{fault}");
+            assert!(step.detail.is_some());
+        }
+    }
+    let asked = check("64MiB,vmm-refused", &Options { segments: Segments::Expandable, ..options() });
+    assert_eq!((asked.status, asked.exit_code(false), asked.exit_code(true)), (Status::NotTested, 0, 8), "{}", asked.text());
+    assert_eq!(asked.devices[0].cause, Some(Cause::Unsupported));
+}
+
+#[test]
+fn a_spent_budget_is_no_pass() {
+    let report = check("64MiB", &Options { budget: Some(Duration::from_micros(1500)), ..options() });
+    let card = &report.devices[0];
+    assert_eq!((report.status, card.cause), (Status::NotTested, Some(Cause::Budget)), "{}", report.text());
+    assert!(card.steps.iter().any(|step| step.name == "own-address" && step.status == Status::Pass), "{}", report.text());
+    assert!(card.steps.iter().any(|step| step.name == "books" && step.status == Status::Pass), "{}", report.text());
+}
+
+#[test]
+fn cards_are_tested_side_by_side_and_the_worst_counts() {
+    let cards: Vec<Box<dyn Card>> = ["32MiB", "48MiB,stuck=0x900000:2", "64MiB,busy=8MiB"]
+        .map(|text| Box::new(SimCard::parse(text).expect("valid")) as Box<dyn Card>)
+        .into_iter()
+        .collect();
+    let report = run(&cards, &options(), &Silent);
+    let verdicts: Vec<Status> = report.devices.iter().map(|card| card.status).collect();
+    assert_eq!(verdicts, [Status::Pass, Status::Fail, Status::NotTested]);
+    assert_eq!((report.status, report.exit_code(false)), (Status::Fail, 6));
+}
+
+#[test]
+fn evidence_says_where_and_what() {
+    let report = check("64MiB,stuck=0x900003:2:1,granule=64KiB", &options());
+    let card = &report.devices[0];
+    let (bits, wrong) = (&card.bits, &card.mismatches);
+    assert!(bits.iter().all(|bit| bit.bit == 26 && bit.cleared == 0 && bit.set > 0) && bits.len() == 1, "{bits:?}");
+    assert!(wrong.iter().all(|wrong| wrong.xor.0 == 1 << 26 && wrong.address == wrong_address(wrong)), "{wrong:?}");
+    let block = wrong[0].block.expect("in a block");
+    assert!(card.blocks[block].mismatches > 0);
+    assert_eq!(card.blocks[block].offset + wrong[0].address.0 - card.blocks[block].address.0, wrong[0].offset.expect("offset"));
+    let alias = check("64MiB,alias=8MiB:24MiB,granule=64KiB", &options());
+    let finding = &alias.devices[0].findings[0];
+    assert_eq!((finding.cause, finding.addresses.len() % 2), (Cause::AliasedAddresses, 0), "{}", alias.text());
+    let json = serde_json::to_value(&report).expect("serialises");
+    assert_eq!(json["status"], "fail");
+    assert_eq!(json["devices"][0]["findings"][0]["cause"], "stuck-bit");
+    assert!(json["devices"][0]["mismatches"][0]["xor"] == "0x0000000004000000", "{json}");
+
+    fn wrong_address(wrong: &report::Mismatch) -> report::Hex {
+        report::Hex(wrong.address.0 & !7)
+    }
 }
