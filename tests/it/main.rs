@@ -15,4 +15,5 @@ mod hostile;
 mod interop;
 mod lock;
 mod malformed;
+mod pip;
 mod reference;
