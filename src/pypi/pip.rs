@@ -256,7 +256,7 @@ fn build_output(log: &str) -> String {
     };
     let lines: Vec<String> = log.lines().map(text).collect();
     let Some(start) = lines.iter().rposition(|line| line.contains("Running command ")) else { return String::new() };
-    let mine = lines[start..].iter().take_while(|line| !line.contains("subprocess-exited-with-error"));
+    let mine = lines[start..].iter().take_while(|line| !line.contains("[present-rich]") && !line.contains("Exception information:"));
     let mut mine: Vec<&String> = mine.filter(|line| !line.trim().is_empty()).collect();
     if mine.len() > 25 {
         mine.drain(1..mine.len() - 24);
@@ -319,7 +319,7 @@ mod tests {
                    2026-01-31T12:00:00,000 Could not fetch URL https://pypi.example/b/: 404 Client Error: Not Found - skipping\n\
                    2026-01-31T12:00:00,000   Running command first\n2026-01-31T12:00:00,000   fine\n\
                    2026-01-31T12:00:00,000   Running command second\n2026-01-31T12:00:00,000   Traceback\n2026-01-31T12:00:00,000   boom\n\
-                   2026-01-31T12:00:00,000   error: subprocess-exited-with-error\nmore\n";
+                   2026-01-31T12:00:00,000   ERROR: [present-rich] second exited with 1\nmore\n";
         assert_eq!(unreachable(log), "\nCould not fetch URL https://pypi.example/a/: 503 Server Error - skipping");
         assert_eq!(build_output(log), "  Running command second\n  Traceback\n  boom\n");
         assert_eq!(build_output("nothing"), "");

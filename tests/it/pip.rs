@@ -351,7 +351,6 @@ fn secrets(world: &World) {
     let file = world.write("secret", PYTHON, &format!("--index-url {url}\nprivate"));
     let mut command = world.env.command(&["create", "-f", &file, "--no-compile", "--json", "-v"]);
     let ran = world.env.ran(command.env("TARE_TEST_TOKEN", "hunter2xyzab").output().unwrap());
-    eprintln!("{:?}", index.server.seen());
     let ran = ran.ok();
     assert!(!ran.stdout.contains("hunter2") && !ran.stderr.contains("hunter2"), "{}\n{}", ran.stdout, ran.stderr);
     let prefix = world.env.envs().join("secret");
