@@ -19,6 +19,7 @@ mod hostile;
 mod interop;
 mod lock;
 mod malformed;
+mod pip;
 mod pip_locks;
 mod reference;
 mod repair;
