@@ -6,13 +6,13 @@ pub mod alloc;
 pub mod child;
 /// Device memory, virtual memory management, streams and events, real or simulated.
 pub mod driver;
+/// The fake driver libraries in tests.
+#[cfg(test)]
+pub mod fakes;
 /// The kernels of the memory test.
 pub mod kernels;
 /// The self-test of device memory.
 pub mod memtest;
-/// The fake driver libraries in tests.
-#[cfg(test)]
-pub mod fakes;
 /// The driver's own view: memory, processes, error counters, versions.
 pub mod nvml;
 /// Scripted scenarios on the simulated GPU.

@@ -27,10 +27,10 @@ use std::path::PathBuf;
 
 pub use build::wheel_metadata;
 pub use engine::{EngineChoice, Found, PypiResolver, Query};
+pub use install::{InstalledFile, TareRecord, WheelFacts};
 pub use provided::{CoreMetadata, Provided, provided};
 pub use resolve::{Context, Resolution, Workshop, check_record, trust_configured_indexes};
 pub use section::{Options as SectionOptions, Section};
-pub use install::{InstalledFile, TareRecord, WheelFacts};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
