@@ -174,6 +174,18 @@ fn difference(existing: &ExistingEnvironment, prepared: &Prepared) -> Option<Str
     install::first_damage(&existing.prefix, stamp)
 }
 
+/// Packages whose link scripts may run, by name.
+///
+/// # Errors
+/// Text that is no package name.
+pub(crate) fn link_scripts(names: &[String]) -> Result<LinkScripts> {
+    let mut allow = Vec::new();
+    for name in names {
+        allow.push(name.parse().map_err(|error| Error::usage(format!("`{name}` is no package name")).because(error))?);
+    }
+    Ok(LinkScripts { allow })
+}
+
 /// How files are linked: what was chosen on the command line, else what the settings say.
 ///
 /// # Errors
@@ -203,11 +215,7 @@ pub(crate) fn plan(planned: &Planned, options: &Options, settings: &Settings) ->
     plan.replace = options.force;
     plan.concurrency = settings.concurrency.value;
     plan.cancel = options.cancel.clone();
-    let mut allow = Vec::new();
-    for name in &options.allow_link_scripts {
-        allow.push(name.parse().map_err(|error| Error::usage(format!("`{name}` is no package name")).because(error))?);
-    }
-    plan.link_scripts = LinkScripts { allow };
+    plan.link_scripts = link_scripts(&options.allow_link_scripts)?;
     plan.metadata = facts(planned);
     Ok(plan)
 }

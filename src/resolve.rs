@@ -48,6 +48,8 @@ pub struct Inputs {
     /// Channels to use where neither the command line alone (`override_channels`) nor a file decides: those that an
     /// existing environment was made from. The configured ones do not count then.
     pub fallback_channels: Vec<String>,
+    /// The machine of an older lock.
+    pub recorded: platform::Recorded,
 }
 
 /// The request after reading, before any repodata was looked at.
@@ -151,7 +153,9 @@ pub fn prepare_fetched(fetched: &[Fetched], inputs: &Inputs, settings: &Settings
     }
 
     options.variables.clone_from(&spec.variables);
-    let target = platform::target(&options)?;
+    let mut target = platform::target(&options)?;
+    let overridden = settings.env.get("CONDA_OVERRIDE_CUDA").is_some() || spec.variables.contains_key("CONDA_OVERRIDE_CUDA");
+    target.recall(&inputs.recorded, inputs.gpu == GpuIntent::None || overridden);
     for remark in &target.remarks {
         progress.note(remark);
     }
@@ -292,7 +296,9 @@ fn digest(
     let decided = |package: &&platform::VirtualPackage| {
         matches!(package.provenance, platform::Provenance::Assumed | platform::Provenance::Overridden)
     };
-    let virtual_packages: Vec<String> = target.virtual_packages.iter().filter(decided).map(|package| package.package.to_string()).collect();
+    let mut virtual_packages: Vec<String> =
+        target.virtual_packages.iter().filter(decided).map(|package| package.package.to_string()).collect();
+    virtual_packages.sort();
     let explicit: Option<Vec<String>> = spec.explicit.as_ref().map(|explicit| {
         explicit.packages.iter().map(|package| format!("{}#{:?}", crate::spec::mask_secrets(package.url.as_str()), package.hash)).collect()
     });

@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::survey::{self, Entry, Kind, Taking};
 use crate::error::{Error, Result};
 use crate::install::metadata::{self, Notes};
-use crate::install::{self, Clobber, LinkMode, Plan, PrefixLock, Seconds, cancel, fetch, link, scripts, swap};
+use crate::install::{self, Clobber, FileKind, LinkMode, Plan, PrefixLock, Seconds, Stamp, cancel, fetch, link, scripts, swap};
 use crate::pypi::TareRecord;
 use crate::pypi::fetch::CachedWheel;
 use crate::pypi::install::{StagedWheel, WheelLayout};
@@ -45,7 +45,7 @@ impl Known {
     }
 
     /// The paths it owns.
-    fn paths(&self) -> HashSet<&Path> {
+    pub fn paths(&self) -> HashSet<&Path> {
         let listed = self.record.files.iter().map(PathBuf::as_path);
         listed.chain(self.record.paths_data.paths.iter().map(|entry| entry.relative_path.as_path())).collect()
     }
@@ -75,6 +75,21 @@ pub(super) struct Job {
     pub marker: Option<(&'static str, String)>,
     /// The path that the files of the base were made for, if it was moved: replaced in files of nobody.
     pub moved_from: Option<PathBuf>,
+    /// The packages stay the same ones, and so does what is written about them.
+    pub repair: Option<Repair>,
+}
+
+/// What a repair knows besides the packages that it links anew.
+#[derive(Debug, Default)]
+pub(super) struct Repair {
+    /// tare's notes on the environment as they were.
+    pub stamp: Option<Stamp>,
+    /// The kinds of files as noted when they were installed.
+    pub modes: Option<HashMap<PathBuf, FileKind>>,
+    /// Records in `conda-meta` that are written anew: missing, damaged or changed.
+    pub lost_records: HashSet<String>,
+    /// Paths of the packages whose records were lost.
+    pub lost_paths: Vec<PathBuf>,
 }
 
 impl Job {
@@ -195,6 +210,9 @@ impl New<'_> {
 
 fn owners(job: &Job) -> HashMap<&Path, Owner> {
     let mut owners = HashMap::new();
+    for path in job.repair.iter().flat_map(|repair| &repair.lost_paths) {
+        owners.insert(path.as_path(), Owner::Gone);
+    }
     for known in &job.unlink {
         owners.extend(known.paths().into_iter().map(|path| (path, Owner::Gone)));
     }
@@ -389,7 +407,7 @@ fn own_folders(path: &Path) -> impl Iterator<Item = &Path> {
 }
 
 /// `p` of `__clobbers__/PACKAGE/p`.
-fn clobbered_path(path: &Path) -> Option<&Path> {
+pub(super) fn clobbered_path(path: &Path) -> Option<&Path> {
     let mut rest = path.strip_prefix(CLOBBERS).ok()?.components();
     rest.next()?;
     Some(rest.as_path()).filter(|path| !path.as_os_str().is_empty())
@@ -490,6 +508,9 @@ fn build(
         };
         let mut linked = linking.run(packages, &layout)?;
         linking.make_modes_uniform(&linked)?;
+        if let Some(modes) = job.repair.as_ref().and_then(|repair| repair.modes.as_ref()) {
+            restore_modes(stage.path(), &linked, modes)?;
+        }
         install::divert(stage.path(), packages, &mut linked, &wheel_layout.diverted)?;
         let (python, done) = (python.as_ref(), packages.len());
         let staged = install::link_wheels(plan, prefix, stage.path(), python, wheels, &wheel_layout, &wheel_modes, progress, task, done)?;
@@ -607,6 +628,22 @@ fn clone(job: &Job, decision: &Decision<'_>, stage: &Path) -> Result<()> {
     take_meta(job, stage, taking)
 }
 
+/// Gives linked files the modes noted when they were first installed: a hard link has one mode with the file of the environment that was changed.
+fn restore_modes(
+    stage: &Path,
+    linked: &[Vec<rattler_conda_types::prefix_record::PathsEntry>],
+    modes: &HashMap<PathBuf, FileKind>,
+) -> Result<()> {
+    for entry in linked.iter().flatten() {
+        let path = stage.join(&entry.relative_path);
+        if std::fs::symlink_metadata(&path).is_ok_and(|about| about.is_file()) {
+            let executable = modes.get(&entry.relative_path) == Some(&FileKind::Executable);
+            install::set_mode(&path, if executable { 0o755 } else { 0o644 })?;
+        }
+    }
+    Ok(())
+}
+
 /// Takes over `conda-meta`, apart from what is written anew.
 fn take_meta(job: &Job, stage: &Path, taking: Taking<'_>) -> Result<()> {
     let root = job.base.join("conda-meta");
@@ -619,12 +656,20 @@ fn take_meta(job: &Job, stage: &Path, taking: Taking<'_>) -> Result<()> {
     let wanted: Vec<&Entry> = entries
         .iter()
         .filter(|entry| match entry.path.to_str() {
-            Some("history" | "tare/environment.json" | "tare/files") => false,
+            Some(name) if job.repair.is_some() && !name.ends_with(".json") => true,
+            // Damaged notes are not for a repair of packages to throw away.
+            Some("tare/environment.json") if job.repair.as_ref().is_some_and(|repair| repair.stamp.is_none()) => true,
+            // Not linked: what is written into would be the file of the old environment.
+            Some("history" | "tare/environment.json" | "tare/files" | "tare/modes") => false,
             Some("state") => job.variables.is_none(),
             // A copy may be changed, the same environment under a new name may not.
             Some("frozen") => !job.is_copy() || job.marker.is_some(),
             Some("tare/renamed-from") => false,
-            Some(name) if name.ends_with(".json") && (!name.contains('/') || name.starts_with("tare/pypi/")) => kept.contains(name),
+            Some(name) if name.ends_with(".json") && (!name.contains('/') || name.starts_with("tare/pypi/")) => match &job.repair {
+                None => kept.contains(name),
+                // What makes no sense and is not ours stays as it is.
+                Some(repair) => !repair.lost_records.contains(name) && !job.unlink.iter().any(|known| known.file == name),
+            },
             _ => true,
         })
         .collect();
@@ -668,6 +713,10 @@ fn write_metadata(
     let mut prefix_records: Vec<PrefixRecord> =
         packages.iter().zip(linked).map(|(package, paths)| metadata::prefix_record(&package.record, paths, &plan.requested)).collect();
     let mut written = metadata::write_records(stage, &prefix_records)?;
+    if let Some(repair) = &job.repair {
+        prefix_records.extend(job.keep.iter().map(|known| known.record.clone()));
+        return metadata::update_stamp(stage, repair.stamp.as_ref(), &written, &prefix_records);
+    }
 
     for (number, known) in job.keep.iter().enumerate() {
         let mut record = known.record.clone();

@@ -5,7 +5,10 @@
 //! from before the installed packages are read until the folders are exchanged, so that two changes at once both count.
 
 mod apply;
+mod find;
 mod plan;
+mod repair;
+mod revert;
 mod survey;
 mod variables;
 mod whole;
@@ -20,6 +23,8 @@ use rattler_conda_types::{MatchSpec, PackageName, PrefixRecord, RepoDataRecord};
 
 pub use apply::Changed;
 pub use plan::{ChangePlan, PlanRow};
+pub use repair::{Repaired, repair};
+pub use revert::revert;
 pub use variables::{check_variable, set_variables, unset_variables};
 pub use whole::{Renamed, clone_environment, named, relocate_environment, remove_environment, rename_environment};
 
@@ -429,6 +434,7 @@ async fn run(
         variables: plan.variables.clone(),
         marker: None,
         moved_from: None,
+        repair: None,
     };
     let locks = open.lock.take().into_iter().collect();
     let (changed, _locks) = apply::apply(job, locks, &session.package_cache, session.client.clone(), progress).await?;

@@ -190,6 +190,7 @@ async fn copy_to(
         variables: None,
         marker,
         moved_from: None,
+        repair: None,
     };
     apply::apply(job, locks, &session.package_cache, session.client.clone(), progress).await
 }
@@ -227,6 +228,7 @@ pub async fn relocate_environment(options: &Options, settings: &Settings, progre
         variables: None,
         marker: None,
         moved_from: Some(from.clone()),
+        repair: None,
     };
     let locks = open.lock.take().into_iter().collect();
     let (changed, _locks) = apply::apply(job, locks, &session.package_cache, session.client.clone(), progress).await?;

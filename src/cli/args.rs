@@ -295,17 +295,21 @@ pub struct ChangeArgs {
 /// Examples:
 ///   tare install -n train numpy 'scipy>=1.11'
 ///   tare install -n train -f more.yml
+///   tare install -n train --revision 2
 #[derive(Debug, Clone, Args)]
 #[command(verbatim_doc_comment)]
 pub struct InstallArgs {
     /// Match specs
-    #[arg(value_name = "SPEC", required_unless_present = "files")]
+    #[arg(value_name = "SPEC", required_unless_present_any = ["files", "revision"])]
     pub specs: Vec<String>,
     /// environment.yml, list of match specs or @EXPLICIT list; can be repeated
     #[arg(short, long = "file", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub files: Vec<String>,
     #[command(flatten)]
     pub change: ChangeArgs,
+    /// Go back to the packages of this revision (`tare list --revisions`); nothing is solved
+    #[arg(long, value_name = "NUMBER", conflicts_with_all = ["specs", "files", "force_reinstall"])]
+    pub revision: Option<usize>,
     /// Link the named packages anew even if nothing about them changes
     #[arg(long)]
     pub force_reinstall: bool,
@@ -633,8 +637,15 @@ pub struct ConvertArgs {
 
 /// Check every file of an environment against what its packages say
 ///
-/// Exit code 0 if all is as installed, 5 if not.
+/// Exit code 0 if all is as installed, 5 if not. With `--repair`, packages with missing or changed files are linked anew first;
+/// the exit code is 5 if something is left that cannot be repaired.
+///
+/// Examples:
+///   tare verify -n train
+///   tare verify -n train tare.lock
+///   tare verify -n train --repair
 #[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
 pub struct VerifyArgs {
     /// Also compare the packages with this lock
     #[arg(value_name = "LOCK", value_hint = ValueHint::FilePath)]
@@ -644,6 +655,18 @@ pub struct VerifyArgs {
     /// Do not look for files that belong to no package
     #[arg(long)]
     pub no_extra: bool,
+    /// Link damaged packages anew from the cache, or from where they came; your own files stay
+    #[arg(long)]
+    pub repair: bool,
+    /// With `--repair`: print what would be done
+    #[arg(short, long, requires = "repair")]
+    pub dry_run: bool,
+    /// With `--repair`: repair an environment that is marked as frozen too
+    #[arg(long, requires = "repair")]
+    pub override_frozen: bool,
+    /// With `--repair`: seconds to wait for another process that is changing the environment
+    #[arg(long, value_name = "SECONDS", requires = "repair")]
+    pub lock_timeout: Option<u64>,
 }
 
 /// Weigh an environment: will GPU work in it be right on this machine?
@@ -716,12 +739,22 @@ pub struct DiffArgs {
     /// The same
     #[arg(value_name = "B", value_hint = ValueHint::AnyPath)]
     pub b: String,
-    /// Print a table for a pull request
-    #[arg(long)]
+    /// text, or markdown: a table for a pull request
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = DiffFormat::Text)]
+    pub format: DiffFormat,
+    /// Same as `--format markdown`
+    #[arg(long, hide = true, conflicts_with = "format")]
     pub markdown: bool,
     /// Compare this platform of locks only
     #[arg(long, alias = "subdir", value_name = "PLATFORM")]
     pub platform: Option<String>,
+}
+
+/// How differences are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DiffFormat {
+    Text,
+    Markdown,
 }
 
 /// Manage environments
@@ -738,8 +771,24 @@ pub enum EnvCommand {
     /// Settings of an environment
     #[command(subcommand)]
     Config(EnvConfigCommand),
+    Digest(EnvDigestArgs),
     /// List the known environments
     List,
+}
+
+/// Print one hash of everything in an environment: content, modes, links, byte code
+///
+/// The same lock gives the same digest at the same path, and with `--relocatable` at any path. History and byte code of runs do not count.
+#[derive(Debug, Clone, Args)]
+pub struct EnvDigestArgs {
+    #[command(flatten)]
+    pub environment: EnvironmentArgs,
+    /// Undo the replacements of the path of the environment that its packages list
+    #[arg(long)]
+    pub relocatable: bool,
+    /// Print a line for each file too, to be compared with those of another environment
+    #[arg(long)]
+    pub files: bool,
 }
 
 /// Remove a whole environment

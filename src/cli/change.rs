@@ -37,6 +37,12 @@ fn which(environment: &EnvironmentArgs) -> Which {
 }
 
 pub async fn install(args: InstallArgs, context: &Context<'_>) -> Result<u8> {
+    if let Some(revision) = args.revision {
+        let options = options(&args.change, &args.link);
+        let outcome = change::revert(revision, &options, &context.settings, context.printer.progress()).await?;
+        tell(&outcome, &options, context);
+        return Ok(0);
+    }
     let mut request = inputs(&args.specs, &args.files, &args.channels, &args.target);
     request.no_pip = args.no_pip;
     let mode = Mode::Install { force_reinstall: args.force_reinstall };

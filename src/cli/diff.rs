@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::args::{DiffArgs, EnvironmentArgs};
+use super::args::{DiffArgs, DiffFormat, EnvironmentArgs};
 use super::context::Context;
 use crate::diff::{self, Side};
 use crate::error::{Kind, Result};
@@ -19,7 +19,8 @@ pub fn diff(args: &DiffArgs, context: &Context<'_>) -> Result<u8> {
     let mut document = json!(report);
     document["success"] = json!(report.equal);
     printer.json(&document);
-    printer.data(&if args.markdown { report.markdown() } else { report.text() });
+    let markdown = args.markdown || args.format == DiffFormat::Markdown;
+    printer.data(&if markdown { report.markdown() } else { report.text() });
     Ok(if report.equal { 0 } else { Kind::Drift.exit_code() })
 }
 

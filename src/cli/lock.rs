@@ -36,6 +36,7 @@ pub async fn lock(args: LockArgs, context: &Context<'_>) -> Result<u8> {
         output: args.output.clone(),
         update: args.update.clone(),
         upgrade: args.upgrade,
+        gpu_given: args.gpu.is_some(),
         dry_run: args.dry_run,
     };
     let printer = context.printer;

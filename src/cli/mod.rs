@@ -10,6 +10,8 @@ mod context;
 mod convert;
 mod create;
 mod diff;
+#[cfg(test)]
+mod documents;
 mod env;
 mod export;
 mod gpu;
@@ -174,10 +176,11 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Export(args) => export::export(&args, &context),
                 Command::Env(args::EnvCommand::Export(args)) => export::export(&args, &context),
                 Command::Convert(args) => convert::convert(&args, &context),
-                Command::Verify(args) => verify::verify(&args, &context),
+                Command::Verify(args) => block_on(verify::verify(args, &context)),
                 Command::Check(args) => block_on(check::check(args, &context)),
                 Command::Diff(args) => diff::diff(&args, &context),
                 Command::Env(args::EnvCommand::List) => env::list(&context),
+                Command::Env(args::EnvCommand::Digest(args)) => env::digest(&args, &context),
                 Command::Init(args) => shell::init(&args, &context),
                 Command::Activate(args) => shell::explain("activate", Some(&args), &context),
                 Command::Deactivate(_) => shell::explain("deactivate", None, &context),

@@ -92,6 +92,7 @@ fn locked_pypi(subject: &Subject) -> Result<Vec<LockedPypi>> {
                 name: package.name.clone(),
                 version: Some(package.version.clone()).filter(|version| !version.is_empty()),
                 requires_dist: package.requires.clone(),
+                requested: package.requested,
                 ..LockedPypi::default()
             };
             match &package.origin {
@@ -101,6 +102,7 @@ fn locked_pypi(subject: &Subject) -> Result<Vec<LockedPypi>> {
                 }
                 Origin::Archive { url, sha256, .. } => {
                     made.location = url.clone();
+                    made.direct = true;
                     made.hashes = PypiHashes { md5: None, sha256: sha256.clone().filter(|hash| hash.len() == 64) };
                 }
                 Origin::Vcs { vcs, url, commit, subdirectory, editable } => {
@@ -225,7 +227,7 @@ fn pylock_package(package: &LockedPypi) -> Result<Table> {
         table["directory"] = value(inline);
         return Ok(table);
     }
-    let Some(main) = file(&package.location, &package.hashes, None) else { return refuse("no hash of its file is known") };
+    let Some(main) = file(&package.location, &package.hashes, package.size) else { return refuse("no hash of its file is known") };
     let from_index = package.index.is_some() || !package.other_files.is_empty() || package.location.contains("/packages/");
     let mut wheels = Array::new();
     let mut sdist = None;
@@ -236,7 +238,12 @@ fn pylock_package(package: &LockedPypi) -> Result<Table> {
             sdist = Some(inline);
         }
     };
-    if !from_index && !ends(&package.location, ".whl") {
+    if package.direct || (!from_index && !ends(&package.location, ".whl")) {
+        let mut main = main;
+        let fragment = package.location.split_once('#').map(|(_, fragment)| fragment).unwrap_or_default();
+        if let Some(folder) = fragment.split('&').find_map(|part| part.strip_prefix("subdirectory=")) {
+            main.insert("subdirectory", folder.into());
+        }
         table["archive"] = value(main);
         return Ok(table);
     }

@@ -285,10 +285,14 @@ fn locked_package(package: &LockedPypi) -> PythonPackage {
         }
     } else if package.editable || !(location.contains("://") || is_archive(&location)) {
         Origin::Directory { url: location, editable: package.editable }
-    } else if package.index.is_some() || package.version.is_some() && is_index_file(&location) {
+    } else if !package.direct && (package.index.is_some() || package.version.is_some() && is_index_file(&location)) {
         Origin::Index { url: Some(location), sha256: package.hashes.sha256.clone() }
     } else {
-        Origin::Archive { url: location, sha256: package.hashes.sha256.clone(), subdirectory: None }
+        let (url, fragment) = location.split_once('#').unwrap_or((&location, ""));
+        let subdirectory = fragment.split('&').find_map(|part| part.strip_prefix("subdirectory=")).map(str::to_owned);
+        // A fragment of another kind (`egg=`, a hash of another algorithm) stays with the address.
+        let url = if subdirectory.is_some() || fragment.starts_with("sha256=") { url.to_owned() } else { location.clone() };
+        Origin::Archive { url, sha256: package.hashes.sha256.clone(), subdirectory }
     };
     PythonPackage {
         name: package.name.clone(),
@@ -296,7 +300,7 @@ fn locked_package(package: &LockedPypi) -> PythonPackage {
         origin,
         requires: package.requires_dist.clone(),
         license: None,
-        requested: false,
+        requested: package.requested,
     }
 }
 

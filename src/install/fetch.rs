@@ -810,6 +810,18 @@ impl CacheReporter for Downloads {
     fn on_download_completed(&self, _: usize) {}
 }
 
+/// Whether the archive of this URL lies unpacked in the cache.
+pub(crate) async fn is_cached(cache: &PackageCache, url: &Url) -> bool {
+    let Some(conda) = CondaArchiveIdentifier::try_from_url(url) else { return false };
+    let key = with_origin(CacheKey::from(conda), url, cache.cache_origin());
+    for layer in cache.layers() {
+        if layer.try_validate(&key).await.is_ok() {
+            return true;
+        }
+    }
+    false
+}
+
 /// An archive named by URL, as in an `@EXPLICIT` list or a package given by path.
 #[derive(Debug, Clone)]
 pub struct Archive {

@@ -57,6 +57,13 @@ impl Stamp {
         prefix.join(TARE_FOLDER).join("environment.json")
     }
 
+    fn write(&self, prefix: &Path) -> Result<()> {
+        let mut text =
+            serde_json::to_vec_pretty(self).map_err(|error| Error::failure("cannot write the facts of the environment").because(error))?;
+        text.push(b'\n');
+        write_file(&Self::path(prefix), &text)
+    }
+
     /// Reads the stamp of `prefix`; `None` if tare did not make it.
     ///
     /// # Errors
@@ -328,10 +335,29 @@ pub(crate) fn write_stamp(
         metadata: notes.metadata.clone(),
         pypi_digest: crate::pypi::install::digest_of(notes.pypi),
     };
-    let mut text =
-        serde_json::to_vec_pretty(&stamp).map_err(|error| Error::failure("cannot write the facts of the environment").because(error))?;
-    text.push(b'\n');
-    write_file(&Stamp::path(stage), &text)
+    stamp.write(stage)
+}
+
+/// Brings tare's own files in `stage` up to date after a repair: the sizes of records that were `written` anew, and notes that were lost. Without a
+/// `stamp` the environment is of another tool, and stays so.
+pub(crate) fn update_stamp(stage: &Path, stamp: Option<&Stamp>, written: &[(String, u64)], records: &[PrefixRecord]) -> Result<()> {
+    let Some(stamp) = stamp else { return Ok(()) };
+    let mut stamp = stamp.clone();
+    for (name, size) in &mut stamp.records {
+        if let Some((_, new)) = written.iter().find(|(written, _)| written == name) {
+            *size = *new;
+        }
+    }
+    stamp.write(stage)?;
+    let folder = stage.join(TARE_FOLDER);
+    if !folder.join("files").exists() {
+        let (pypi, _) = crate::pypi::installed::noted(stage);
+        write_file(&folder.join("files"), manifest(records, &pypi).as_bytes())?;
+    }
+    if !folder.join("modes").exists() {
+        write_file(&folder.join("modes"), modes(stage, records).as_bytes())?;
+    }
+    Ok(())
 }
 
 pub(crate) fn sha256_hex(bytes: &[u8]) -> String {

@@ -71,7 +71,7 @@ pub fn check(lock: &Lock, fetched: &[Fetched], options: &CheckOptions, settings:
                 one.platforms(fetched)?;
             }
             one.channels(settings, &root_dir, &mut checked)?;
-            one.variables(&mut checked)?;
+            one.variables(fetched, &mut checked)?;
             one.conda(&mut checked)?;
             one.leftover()?;
             one.closed()?;
@@ -121,13 +121,7 @@ impl One<'_> {
     fn platforms(&self, fetched: &[Fetched]) -> Result<()> {
         let missing = self.spec.platforms.iter().find(|subdir| !self.lock.platforms.iter().any(|platform| platform.subdir == **subdir));
         let Some(missing) = missing else { return Ok(()) };
-        // Where the file says it.
-        let place = fetched.iter().find_map(|input| {
-            let text = spec::Text::decode(&input.name, &input.bytes, None).ok()?;
-            let from = text.text.find("platforms:")?;
-            let at = from + text.text[from..].find(missing.as_str())?;
-            Some(text.place(at..at + missing.as_str().len(), "required here"))
-        });
+        let place = place_of(fetched, "platforms", missing.as_str());
         Err(self.fail(format!("the platform `{missing}` is not in it"), place.as_ref()))
     }
 
@@ -199,7 +193,7 @@ impl One<'_> {
         Err(self.fail(format!("the order of the channels is {} there", locked.join(", ")), place.as_ref()))
     }
 
-    fn variables(&self, checked: &mut Checked) -> Result<()> {
+    fn variables(&self, fetched: &[Fetched], checked: &mut Checked) -> Result<()> {
         if !self.by_tare() {
             if !self.spec.variables.is_empty() {
                 checked.remarks.push("the lock does not hold variables: they were not checked".to_owned());
@@ -207,17 +201,18 @@ impl One<'_> {
             return Ok(());
         }
         let known = &self.lock.provenance;
+        let fail = |what: String, name: &str| Err(self.fail(what, place_of(fetched, "variables", name).as_ref()));
         for (name, value) in &self.spec.variables {
             checked.requirements += 1;
             if is_secret(name, value) {
                 if !known.secret_variables.contains(name) {
-                    return Err(self.fail(format!("the variable `{name}` is not in it"), None));
+                    return fail(format!("the variable `{name}` is not in it"), name);
                 }
                 continue;
             }
             match known.variables.get(name) {
-                None => return Err(self.fail(format!("the variable `{name}` is not in it"), None)),
-                Some(locked) if locked != value => return Err(self.fail(format!("the variable `{name}` has another value in it"), None)),
+                None => return fail(format!("the variable `{name}` is not in it"), name),
+                Some(locked) if locked != value => return fail(format!("the variable `{name}` has another value in it"), name),
                 Some(_) => {}
             }
         }
@@ -368,58 +363,111 @@ impl One<'_> {
     }
 
     fn pip(&self, checked: &mut Checked) -> Result<()> {
-        let items: Vec<&PipItem> = self.spec.pip.iter().collect();
-        if items.is_empty() {
-            return Ok(());
-        }
-        if self.lock.provenance.pip_skipped {
+        let items = &self.spec.pip;
+        if self.lock.provenance.pip_skipped && !items.is_empty() {
             let place = items.iter().find(|item| item.is_requirement()).and_then(|item| item.place.clone());
             let error = self.fail("it was made without the `pip:` section (--no-pip)", place.as_ref());
             return Err(error.hint("to check the conda half alone: --no-pip"));
         }
-        for item in items {
-            checked.requirements += 1;
-            let shown = item.shown();
-            let place = item.place.as_ref();
-            match &item.kind {
-                PipKind::Requirement { requirement, .. } => {
-                    let name = requirement.name.to_string();
-                    if !marker_holds(self.platform, &requirement.marker) {
-                        continue;
-                    }
-                    let Some(package) = self.pypi(&name) else {
-                        return Err(self.fail(format!("`{shown}` is not satisfied: `{name}` is not locked"), place));
-                    };
-                    self.version(requirement, package, &shown, place)?;
-                }
-                PipKind::Url { url, marker, .. } => {
-                    let wanted = without_credentials(url.as_str());
-                    let found = self.platform.pypi.iter().any(|package| same_location(&package.location, &wanted));
-                    if !found && marker.is_none() {
-                        return Err(self.fail(format!("`{shown}` is not locked"), place));
-                    }
-                }
-                PipKind::Vcs(vcs) => self.vcs(vcs, &shown, place)?,
-                PipKind::Editable(target) => match &**target {
-                    EditableTarget::Vcs(vcs) => self.vcs(vcs, &shown, place)?,
-                    EditableTarget::Path { path, .. } => self.path(path, &shown, place)?,
-                },
-                PipKind::Path { path, marker: None, .. } => self.path(path, &shown, place)?,
-                PipKind::IndexUrl(url) | PipKind::ExtraIndexUrl(url) => {
-                    let wanted = without_credentials(url);
-                    let known = self.lock.indexes.iter().any(|index| index.trim_end_matches('/') == wanted.trim_end_matches('/'));
-                    if !known && !self.lock.indexes.is_empty() {
-                        return Err(self.fail(format!("the package index `{wanted}` is not in it"), place));
-                    }
-                }
-                _ => {}
-            }
+        let mut section = Section::default();
+        section.add(items, false, 0)?;
+        for url in &section.remote {
+            checked.remarks.push(format!("`{url}` was not read, because a check uses no network: what it asks for was not checked"));
         }
-        Ok(())
+        let mut named: BTreeSet<String> = BTreeSet::new();
+        for item in &section.requirements {
+            checked.requirements += 1;
+            named.extend(self.requirement(item)?);
+        }
+        for item in &section.constraints {
+            checked.requirements += 1;
+            self.constraint(item)?;
+        }
+        for item in &section.options {
+            self.option(item)?;
+        }
+        self.pip_leftover(&section, &named)?;
+        self.pip_closed()
+    }
+
+    /// Checks one requirement; returns the name of the package that it is about, if its marker holds and it tells.
+    fn requirement(&self, item: &PipItem) -> Result<Option<String>> {
+        let shown = item.shown();
+        let place = item.place.as_ref();
+        let holds = |marker: &Option<String>| self.text_marker_holds(marker.as_deref());
+        let package = match &item.kind {
+            PipKind::Requirement { requirement, hashes } => {
+                let name = requirement.name.to_string();
+                if !marker_holds(self.platform, &requirement.marker) {
+                    return Ok(None);
+                }
+                let Some(package) = self.pypi(&name) else { return self.from_conda(requirement, &shown, place).map(|()| Some(name)) };
+                self.version(requirement, package, &shown, place)?;
+                self.hashes(package, hashes, &shown, place)?;
+                let extras: Vec<String> = requirement.extras.iter().map(ToString::to_string).collect();
+                self.extras(package, &extras, &shown, place)?;
+                Some(package)
+            }
+            PipKind::Url { url, marker, hashes } => {
+                if !holds(marker) {
+                    return Ok(None);
+                }
+                let wanted = without_credentials(url.as_str());
+                let found = self.platform.pypi.iter().find(|package| same_location(&package.location, &wanted));
+                let package = found.ok_or_else(|| self.fail(format!("`{shown}` is not locked"), place))?;
+                self.hashes(package, hashes, &shown, place)?;
+                Some(package)
+            }
+            PipKind::Vcs(vcs) => self.vcs(vcs, &shown, place)?,
+            PipKind::Editable(target) => {
+                let package = match &**target {
+                    EditableTarget::Vcs(vcs) => self.vcs(vcs, &shown, place)?,
+                    EditableTarget::Path { path, extras } => Some(self.path(path, extras, &shown, place)?),
+                };
+                if let Some(package) = package.filter(|package| !package.editable && self.by_tare()) {
+                    return Err(self.fail(format!("`{shown}` is not satisfied: `{}` is locked, but not as editable", package.name), place));
+                }
+                package
+            }
+            PipKind::Path { path, marker, extras, .. } => {
+                if !holds(marker) {
+                    return Ok(None);
+                }
+                Some(self.path(path, extras, &shown, place)?)
+            }
+            _ => None,
+        };
+        Ok(package.map(|package| package.name.clone()))
+    }
+
+    fn text_marker_holds(&self, marker: Option<&str>) -> bool {
+        let Some(text) = marker else { return true };
+        text.parse::<pep508_rs::MarkerTree>().map_or(true, |marker| marker_holds(self.platform, &marker))
     }
 
     fn pypi(&self, name: &str) -> Option<&LockedPypi> {
         self.platform.pypi.iter().find(|package| package.name == name)
+    }
+
+    /// What pip asks for and a conda package brings: known by the package's purl, else by its name.
+    fn from_conda(&self, requirement: &spec::Requirement, shown: &str, place: Option<&Place>) -> Result<()> {
+        let name = requirement.name.to_string();
+        let Some(record) = self.platform.conda.iter().find(|record| brings(record, &name)) else {
+            return Err(self.fail(format!("`{shown}` is not satisfied: `{name}` is not locked"), place));
+        };
+        let package = &record.package_record;
+        let fits = match &requirement.version_or_url {
+            None => true,
+            Some(pep508_rs::VersionOrUrl::VersionSpecifier(specifiers)) => {
+                package.version.to_string().parse().is_ok_and(|version| specifiers.contains(&version))
+            }
+            Some(pep508_rs::VersionOrUrl::Url(_)) => false,
+        };
+        if fits {
+            return Ok(());
+        }
+        let locked = format!("{} {} {}", package.name.as_normalized(), package.version, package.build);
+        Err(self.fail(format!("`{shown}` is not satisfied: the conda package `{locked}` is locked"), place))
     }
 
     fn version(&self, requirement: &spec::Requirement, package: &LockedPypi, shown: &str, place: Option<&Place>) -> Result<()> {
@@ -444,27 +492,80 @@ impl One<'_> {
                 if same {
                     Ok(())
                 } else {
-                    Err(self.fail(format!("`{shown}` is not satisfied: `{}` is locked from elsewhere", package.name), place))
+                    let from = package.location.split('#').next().unwrap_or_default();
+                    Err(self.fail(format!("`{shown}` is not satisfied: `{}` is locked from `{from}`", package.name), place))
                 }
+            }
+            // Asked for by name alone, it is to come from an index.
+            None if package.vcs.is_some() && package.requested && self.by_tare() => {
+                Err(self.fail(format!("`{shown}` is not satisfied: `{}` is locked from a repository", package.name), place))
             }
             None => Ok(()),
         }
     }
 
-    fn vcs(&self, vcs: &spec::Vcs, shown: &str, place: Option<&Place>) -> Result<()> {
+    /// `--hash`: the locked archive is one of those allowed.
+    fn hashes(&self, package: &LockedPypi, allowed: &[spec::ArtifactHash], shown: &str, place: Option<&Place>) -> Result<()> {
+        let comparable: Vec<&str> = allowed.iter().filter(|hash| hash.algorithm == "sha256").map(|hash| hash.hex.as_str()).collect();
+        match &package.hashes.sha256 {
+            Some(known) if !comparable.is_empty() && comparable.len() == allowed.len() && !comparable.contains(&known.as_str()) => {
+                Err(self.fail(format!("`{shown}` is not satisfied: the locked archive of `{}` has another hash", package.name), place))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Everything that an extra asks for is there.
+    fn extras(&self, package: &LockedPypi, extras: &[String], shown: &str, place: Option<&Place>) -> Result<()> {
+        for extra in extras {
+            let Ok(name) = extra.parse::<pep508_rs::ExtraName>() else { continue };
+            if self.by_tare() && package.requested && !package.extras.iter().any(|known| known.parse() == Ok(name.clone())) {
+                let locked =
+                    if package.extras.is_empty() { "without extras".to_owned() } else { format!("with `{}`", package.extras.join("`, `")) };
+                return Err(self.fail(format!("`{shown}` is not satisfied: `{}` is locked {locked}", package.name), place));
+            }
+            for text in &package.requires_dist {
+                let Some(needed) = parsed(text) else { continue };
+                let only_with_extra =
+                    evaluate(self.platform, &needed.marker, std::slice::from_ref(&name)) && !evaluate(self.platform, &needed.marker, &[]);
+                let wanted = needed.name.to_string();
+                if only_with_extra && self.pypi(&wanted).is_none() && !self.platform.conda.iter().any(|record| brings(record, &wanted)) {
+                    let why = format!("`{shown}` is not satisfied: its extra `{extra}` needs `{wanted}`, which is not locked");
+                    return Err(self.fail(why, place));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn vcs(&self, vcs: &spec::Vcs, shown: &str, place: Option<&Place>) -> Result<Option<&LockedPypi>> {
+        if !self.text_marker_holds(vcs.marker.as_deref()) {
+            return Ok(None);
+        }
         let mut text = format!("{}+{}", vcs.system, without_credentials(&vcs.url));
         if let Some(revision) = &vcs.revision {
             text.push('@');
             text.push_str(revision);
         }
-        let Some(wanted) = LockedVcs::parse(&text) else { return Ok(()) };
-        let found = self.platform.pypi.iter().any(|package| package.vcs.as_ref().is_some_and(|known| same_repository(known, &wanted)));
-        if found || vcs.marker.is_some() { Ok(()) } else { Err(self.fail(format!("`{shown}` is not locked"), place)) }
+        let Some(wanted) = LockedVcs::parse(&text) else { return Ok(None) };
+        let same_folder = |known: &LockedVcs| known.subdirectory.as_deref().unwrap_or("") == vcs.subdirectory.as_deref().unwrap_or("");
+        let of_repository =
+            |package: &&LockedPypi| package.vcs.as_ref().is_some_and(|known| same_repository(known, &wanted) && same_folder(known));
+        let found = self.platform.pypi.iter().find(of_repository);
+        found.map(Some).ok_or_else(|| {
+            let plain = LockedVcs { revision: None, commit: None, ..wanted.clone() };
+            let other = self.platform.pypi.iter().filter_map(|package| package.vcs.as_ref()).find(|known| same_repository(known, &plain));
+            let locked = other.and_then(|known| known.revision.clone().or_else(|| known.commit.clone()));
+            match locked {
+                Some(locked) => self.fail(format!("`{shown}` is not satisfied: `{locked}` of the repository is locked"), place),
+                None => self.fail(format!("`{shown}` is not locked"), place),
+            }
+        })
     }
 
-    fn path(&self, path: &std::path::Path, shown: &str, place: Option<&Place>) -> Result<()> {
+    fn path(&self, path: &std::path::Path, extras: &[String], shown: &str, place: Option<&Place>) -> Result<&LockedPypi> {
         let wanted: PathBuf = path.components().filter(|part| !matches!(part, std::path::Component::CurDir)).collect();
-        let found = self.platform.pypi.iter().any(|package| {
+        let found = self.platform.pypi.iter().find(|package| {
             if package.location.contains("://") {
                 return Url::parse(&package.location).ok().and_then(|url| url.to_file_path().ok()).is_some_and(|known| known == wanted);
             }
@@ -473,8 +574,149 @@ impl One<'_> {
             // The folder of the file itself has the empty path.
             known.as_os_str().is_empty() || wanted.ends_with(&known)
         });
-        if found { Ok(()) } else { Err(self.fail(format!("`{shown}` is not locked"), place)) }
+        let package = found.ok_or_else(|| self.fail(format!("`{shown}` is not locked"), place))?;
+        self.extras(package, extras, shown, place)?;
+        Ok(package)
     }
+
+    /// A constraint holds for what is locked; it asks for nothing by itself.
+    fn constraint(&self, item: &PipItem) -> Result<()> {
+        let PipKind::Requirement { requirement, .. } = &item.kind else { return Ok(()) };
+        let name = requirement.name.to_string();
+        match self.pypi(&name) {
+            Some(package) if marker_holds(self.platform, &requirement.marker) => {
+                self.version(requirement, package, &format!("{} (a constraint)", item.shown()), item.place.as_ref())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn option(&self, item: &PipItem) -> Result<()> {
+        let (PipKind::IndexUrl(url) | PipKind::ExtraIndexUrl(url)) = &item.kind else { return Ok(()) };
+        let wanted = without_credentials(url);
+        let known = self.lock.indexes.iter().any(|index| index.trim_end_matches('/') == wanted.trim_end_matches('/'));
+        if known || self.lock.indexes.is_empty() {
+            return Ok(());
+        }
+        Err(self.fail(format!("the package index `{wanted}` is not in it"), item.place.as_ref()))
+    }
+
+    /// What the section named when the lock was made and does not name any more.
+    fn pip_leftover(&self, section: &Section, named: &BTreeSet<String>) -> Result<()> {
+        if !section.remote.is_empty() {
+            return Ok(());
+        }
+        let nothing = BTreeMap::new();
+        let facts = self.lock.provenance.platforms.get(&self.platform.name);
+        let then = facts.map_or(&nothing, |facts| &facts.pypi_requested);
+        let gone = then.keys().find(|name| !named.contains(*name));
+        match gone {
+            Some(name) => Err(self.fail(format!("it was made with `{name}` in the `pip:` section, which is not asked for any more"), None)),
+            None => Ok(()),
+        }
+    }
+
+    /// Every requirement of a locked PyPI package on another locked one holds.
+    fn pip_closed(&self) -> Result<()> {
+        for package in &self.platform.pypi {
+            for text in &package.requires_dist {
+                let Some(needed) = parsed(text) else { continue };
+                if !marker_holds(self.platform, &needed.marker) {
+                    continue;
+                }
+                let Some(other) = self.pypi(&needed.name.to_string()) else { continue };
+                let (Some(version), Some(pep508_rs::VersionOrUrl::VersionSpecifier(specifiers))) = (&other.version, &needed.version_or_url)
+                else {
+                    continue;
+                };
+                if version.parse().is_ok_and(|version| !specifiers.contains(&version)) {
+                    let name = &package.name;
+                    let why = format!("it does not hold together: `{name}` needs `{text}`, and `{} {version}` is locked", other.name);
+                    return Err(self.fail(why, None));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A `pip:` section with the local files that it names.
+#[derive(Default)]
+struct Section {
+    requirements: Vec<PipItem>,
+    constraints: Vec<PipItem>,
+    options: Vec<PipItem>,
+    /// Files by URL.
+    remote: Vec<String>,
+}
+
+impl Section {
+    fn add(&mut self, items: &[PipItem], constraints: bool, depth: usize) -> Result<()> {
+        for item in items {
+            match &item.kind {
+                PipKind::RequirementsFile(location) | PipKind::ConstraintsFile(location) => {
+                    let constraints = constraints || matches!(item.kind, PipKind::ConstraintsFile(_));
+                    let path = match location {
+                        spec::Location::Path(path) => path.clone(),
+                        spec::Location::Url(url) => match url.to_file_path() {
+                            Ok(path) if url.scheme() == "file" => path,
+                            _ => {
+                                self.remote.push(without_credentials(url.as_str()));
+                                continue;
+                            }
+                        },
+                    };
+                    let at = |error: Error| match &item.place {
+                        Some(place) => error.at(place.clone()),
+                        None => error,
+                    };
+                    if depth > 20 {
+                        return Err(at(Error::usage(format!("`{}` names itself", path.display()))));
+                    }
+                    let bytes = fs_err::read(&path).map_err(|error| at(Error::io("read", &path, &error).with_kind(Kind::Usage)))?;
+                    let text = spec::Text::decode(&path.display().to_string(), &bytes, path.parent().map(Into::into))?;
+                    let items = spec::requirements::parse_file(&text, &|name| std::env::var(name).ok())?;
+                    self.add(&items, constraints, depth + 1)?;
+                }
+                _ if item.is_requirement() && constraints => self.constraints.push(item.clone()),
+                _ if item.is_requirement() => self.requirements.push(item.clone()),
+                _ => self.options.push(item.clone()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A requirement of a package's metadata; `None` if it makes no sense.
+fn parsed(text: &str) -> Option<spec::Requirement> {
+    super::guard_requirement(text).ok()?;
+    text.parse().ok()
+}
+
+/// Whether a conda package brings the distribution of this (normalised) name.
+fn brings(record: &RepoDataRecord, name: &str) -> bool {
+    let package = &record.package_record;
+    let by_purl = package
+        .purls
+        .as_ref()
+        .is_some_and(|purls| purls.iter().any(|purl| purl.package_type() == "pypi" && crate::prefix::normalize(purl.name()) == name));
+    by_purl || crate::prefix::normalize(package.name.as_normalized()) == name
+}
+
+/// Where an input file says `name` below the top-level `key`: as a key of a mapping or an item of a list. The last file that says it counts.
+fn place_of(fetched: &[Fetched], key: &str, name: &str) -> Option<Place> {
+    use spec::yaml::Value;
+    fetched.iter().rev().find_map(|input| {
+        let text = spec::Text::decode(&input.name, &input.bytes, None).ok()?;
+        let Value::Mapping(entries) = spec::yaml::parse(&text).ok()?.root?.value else { return None };
+        let found = entries.into_iter().find(|entry| entry.key == key)?;
+        let span = match found.value.value {
+            Value::Mapping(entries) => entries.into_iter().rev().find(|entry| entry.key == name)?.key_span,
+            Value::Sequence(items) => items.into_iter().find(|item| item.scalar() == Some(name))?.span,
+            Value::Scalar { .. } => return None,
+        };
+        Some(text.place(span, "required here"))
+    })
 }
 
 fn name_of(spec: &MatchSpec) -> Option<String> {
@@ -512,6 +754,11 @@ fn same_repository(known: &LockedVcs, wanted: &LockedVcs) -> bool {
 
 /// Whether a marker holds for the locked Python on the platform; true where that cannot be known.
 pub(super) fn marker_holds(platform: &LockedPlatform, marker: &pep508_rs::MarkerTree) -> bool {
+    evaluate(platform, marker, &[])
+}
+
+/// As [`marker_holds`], with extras.
+fn evaluate(platform: &LockedPlatform, marker: &pep508_rs::MarkerTree, extras: &[pep508_rs::ExtraName]) -> bool {
     let Some(python) = platform.conda.iter().find(|record| record.package_record.name.as_normalized() == "python") else {
         return true;
     };
@@ -547,5 +794,195 @@ pub(super) fn marker_holds(platform: &LockedPlatform, marker: &pep508_rs::Marker
         python_version: &short,
         sys_platform,
     });
-    built.map_or(true, |environment| marker.evaluate(&environment, &[]))
+    built.map_or(true, |environment| marker.evaluate(&environment, extras))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pypi::{PypiRecord, PypiSource};
+
+    const COMMIT: &str = "0123456789012345678901234567890123456789";
+
+    fn python() -> RepoDataRecord {
+        let url = Url::parse("https://conda.anaconda.org/conda-forge/linux-64/python-3.11.9-h_0.conda").unwrap();
+        let mut record = crate::lock::explicit::record_of(&url).unwrap();
+        record.package_record.depends.clear();
+        record
+    }
+
+    fn conda(name: &str, version: &str) -> RepoDataRecord {
+        let url = Url::parse(&format!("https://conda.anaconda.org/conda-forge/linux-64/{name}-{version}-h_0.conda")).unwrap();
+        crate::lock::explicit::record_of(&url).unwrap()
+    }
+
+    fn record(name: &str, version: &str, source: PypiSource, requires: &[&str], requested: bool, extras: &[&str]) -> PypiRecord {
+        PypiRecord {
+            name: name.parse().unwrap(),
+            version: version.parse().unwrap(),
+            source,
+            requires_dist: requires.iter().map(ToString::to_string).collect(),
+            requires_python: None,
+            requested,
+            extras: extras.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    fn wheel(name: &str, version: &str, direct: bool) -> PypiSource {
+        PypiSource::Archive {
+            url: Url::parse(&format!("https://files.example/packages/{name}-{version}-py3-none-any.whl")).unwrap(),
+            sha256: Some("ab".repeat(32)),
+            size: None,
+            index: (!direct).then(|| Url::parse("https://pypi.example/simple").unwrap()),
+            direct,
+            subdirectory: None,
+        }
+    }
+
+    /// einops and uvicorn with an extra asked for, what they need, a direct wheel, a repository and an editable folder.
+    fn lock() -> Lock {
+        let mut platform = LockedPlatform::new("linux-64", Subdir::Linux64);
+        platform.complete = false;
+        platform.conda = vec![python(), conda("numpy", "2.1.0")];
+        let git = PypiSource::Vcs {
+            system: "git".to_owned(),
+            url: Url::parse("https://host.example/x/tool").unwrap(),
+            requested_revision: Some("v1".to_owned()),
+            commit: COMMIT.to_owned(),
+            subdirectory: None,
+        };
+        let folder = PypiSource::Directory { path: "/projects/mine".into(), editable: true };
+        platform.pypi = [
+            record("einops", "0.8.0", wheel("einops", "0.8.0", false), &[], true, &[]),
+            record(
+                "uvicorn",
+                "0.30.0",
+                wheel("uvicorn", "0.30.0", false),
+                &["click>=7", "httptools>=0.6 ; extra == 'standard'", "watchfiles ; extra == 'reload'"],
+                true,
+                &["standard"],
+            ),
+            record("click", "8.1.0", wheel("click", "8.1.0", false), &[], false, &[]),
+            record("httptools", "0.6.1", wheel("httptools", "0.6.1", false), &[], false, &[]),
+            record("direct", "1.0", wheel("direct", "1.0", true), &[], true, &[]),
+            record("tool", "1.0", git, &[], true, &[]),
+            record("mine", "0.1", folder, &[], true, &[]),
+        ]
+        .iter()
+        .map(crate::lock::locked_pypi)
+        .collect();
+        let mut lock = Lock { environment: "default".to_owned(), platforms: vec![platform], ..Lock::default() };
+        lock.channels = vec!["https://conda.anaconda.org/conda-forge/".to_owned()];
+        lock.indexes = vec!["https://pypi.example/simple".to_owned()];
+        let text = crate::lock::write_tare(&lock).unwrap();
+        crate::lock::read("tare.lock", text.as_bytes(), &crate::lock::ReadOptions::default()).unwrap()
+    }
+
+    /// The lines of the section that ask for what the lock holds.
+    const SECTION: [&str; 5] = [
+        "einops>=0.7",
+        "uvicorn[standard]>=0.29",
+        "direct @ https://files.example/packages/direct-1.0-py3-none-any.whl",
+        "git+https://host.example/x/tool@v1#egg=tool",
+        "-e /projects/mine",
+    ];
+
+    fn checked(lock: &Lock, folder: &std::path::Path, section: &[&str]) -> Result<Checked> {
+        let items: String = section.iter().map(|line| format!("    - {line:?}\n")).collect();
+        let text = format!("channels: [conda-forge, nodefaults]\ndependencies:\n  - python=3.11\n  - numpy\n  - pip:\n{items}");
+        let fetched = Fetched { name: "environment.yml".to_owned(), bytes: text.into_bytes(), base_dir: Some(folder.to_owned()) };
+        let settings = Settings::defaults(folder).unwrap();
+        let options = CheckOptions { lock_name: "tare.lock".to_owned(), ..CheckOptions::default() };
+        check(lock, &[fetched], &options, &settings)
+    }
+
+    #[test]
+    fn every_requirement_of_the_pip_section_is_judged() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = lock();
+        let fine = checked(&lock, folder.path(), &SECTION).unwrap();
+        assert_eq!(fine.requirements, 8);
+        let with = |line: &str| -> Vec<String> { SECTION.iter().map(ToString::to_string).chain([line.to_owned()]).collect() };
+        let instead = |number: usize, line: &str| -> Vec<String> {
+            let mut all: Vec<String> = SECTION.iter().map(ToString::to_string).collect();
+            all[number] = line.to_owned();
+            all
+        };
+        for line in [
+            "click<9",
+            "numpy>=2",
+            "torch ; sys_platform == 'win32'",
+            "https://h.example/x-1-py3-none-any.whl ; python_version < '3'",
+            "--index-url https://user:pw@pypi.example/simple",
+            "--pre",
+        ] {
+            let section = with(line);
+            let section: Vec<&str> = section.iter().map(String::as_str).collect();
+            // Everything named is in the lock, so naming a needed package more is no drift.
+            checked(&lock, folder.path(), &section).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+        let cases = [
+            (instead(0, "einops>=0.9"), "`einops>=0.9` is not satisfied: `einops 0.8.0` is locked", Some(6)),
+            (with("torch"), "`torch` is not locked", Some(11)),
+            (with("numpy<2"), "the conda package `numpy 2.1.0 h_0` is locked", Some(11)),
+            (instead(1, "uvicorn[standard,reload]"), "`uvicorn` is locked with `standard`", Some(7)),
+            (instead(0, &format!("einops==0.8.0 --hash=sha256:{}", "00".repeat(32))), "has another hash", Some(6)),
+            (
+                instead(2, "direct @ https://files.example/packages/direct-2.0-py3-none-any.whl"),
+                "is locked from `https://files.example/",
+                Some(8),
+            ),
+            (instead(3, "git+https://host.example/x/tool@v2#egg=tool"), "`v1` of the repository is locked", Some(9)),
+            (instead(3, "git+https://host.example/x/tool@v1#egg=tool&subdirectory=sub"), "is locked", Some(9)),
+            (instead(3, "tool"), "is locked from a repository", Some(9)),
+            (instead(4, "-e /projects/other"), "is not locked", Some(10)),
+            (SECTION[1..].iter().map(ToString::to_string).collect(), "it was made with `einops`", None),
+            (with("--extra-index-url https://other.example/simple"), "the package index `https://other.example/simple`", Some(11)),
+        ];
+        for (section, message, line) in cases {
+            let section: Vec<&str> = section.iter().map(String::as_str).collect();
+            let error = checked(&lock, folder.path(), &section).unwrap_err();
+            assert_eq!(error.kind(), Kind::Drift, "{error}");
+            assert!(error.to_string().contains(message), "`{message}` is not in: {error}");
+            assert_eq!(error.places().first().map(|place| place.line_column().0), line, "{error}");
+        }
+    }
+
+    #[test]
+    fn files_of_requirements_and_constraints_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = lock();
+        std::fs::write(folder.path().join("requirements.txt"), format!("{}\n-r more.txt\n-c constraints.txt\n", SECTION[0])).unwrap();
+        std::fs::write(folder.path().join("more.txt"), SECTION[1..].join("\n")).unwrap();
+        std::fs::write(folder.path().join("constraints.txt"), "click<9\nnot-there==1\n").unwrap();
+        let section = ["-r requirements.txt"];
+        checked(&lock, folder.path(), &section).unwrap();
+        std::fs::write(folder.path().join("constraints.txt"), "# held back\nclick<8\n").unwrap();
+        let error = checked(&lock, folder.path(), &section).unwrap_err();
+        assert!(error.to_string().contains("constraints.txt:2:1") && error.to_string().contains("`click 8.1.0` is locked"), "{error}");
+        std::fs::write(folder.path().join("constraints.txt"), "").unwrap();
+        std::fs::write(folder.path().join("more.txt"), SECTION[1..].join("\n") + "\ntorch>=2\n").unwrap();
+        let error = checked(&lock, folder.path(), &section).unwrap_err();
+        assert!(error.to_string().contains("more.txt:5:1") && error.to_string().contains("`torch>=2`"), "{error}");
+        std::fs::write(folder.path().join("more.txt"), "-r requirements.txt\n").unwrap();
+        assert!(checked(&lock, folder.path(), &section).unwrap_err().to_string().contains("names itself"));
+        assert_eq!(checked(&lock, folder.path(), &["-r nowhere.txt"]).unwrap_err().kind(), Kind::Usage);
+        let remote = checked(&lock, folder.path(), &[&SECTION[..], &["-r https://h.example/r.txt"]].concat()).unwrap();
+        assert!(remote.remarks.iter().any(|remark| remark.contains("https://h.example/r.txt")), "{remote:?}");
+    }
+
+    #[test]
+    fn a_pypi_half_that_does_not_hold_together_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut lock = lock();
+        let click = lock.platforms[0].pypi.iter_mut().find(|package| package.name == "click").unwrap();
+        click.version = Some("6.0".to_owned());
+        let error = checked(&lock, folder.path(), &SECTION).unwrap_err();
+        assert!(error.to_string().contains("`uvicorn` needs `click>=7`"), "{error}");
+        // An extra whose packages are gone.
+        let mut lock = super::tests::lock();
+        lock.platforms[0].pypi.retain(|package| package.name != "httptools");
+        let error = checked(&lock, folder.path(), &SECTION).unwrap_err();
+        assert!(error.to_string().contains("its extra `standard` needs `httptools`"), "{error}");
+    }
 }

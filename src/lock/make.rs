@@ -37,6 +37,8 @@ pub struct MakeOptions {
     pub update: Vec<String>,
     /// `--upgrade`: all packages may.
     pub upgrade: bool,
+    /// `--gpu` was given, `auto` included: what an older lock assumed about the GPU does not count.
+    pub gpu_given: bool,
     /// Write nothing.
     pub dry_run: bool,
 }
@@ -92,11 +94,12 @@ pub async fn make(inputs: &Inputs, options: &MakeOptions, settings: &Settings, p
             // NVIDIA has no driver for it, whatever the other platforms are assumed to have.
             of_platform.cuda = None;
         }
-        let prepared = resolve::prepare_fetched(&fetched, &of_platform, settings, &*progress)?;
         let before = old.as_ref().and_then(|old| old.platform(name));
+        let remembered = recall(&mut of_platform, old.as_ref(), before, options);
+        let prepared = resolve::prepare_fetched(&fetched, &of_platform, settings, &*progress)?;
         let locked = before.map(|before| usable(before, &prepared)).unwrap_or_default();
         let solved = resolve::resolve(&prepared, locked.clone(), favor.clone(), &of_platform, settings, &session, progress.clone()).await;
-        let decided_by = decided_by(&prepared, &of_platform, settings);
+        let decided_by = decided_by(&prepared, &of_platform, settings).or(remembered);
         let mut matters = solved.as_ref().is_ok_and(|resolved| resolved.records.iter().any(needs_cuda));
         if has_gpus(prepared.target.subdir) && prepared.spec.explicit.is_none() {
             if !matters && let Ok(resolved) = &solved {
@@ -210,6 +213,39 @@ fn favor(options: &MakeOptions, old: Option<&Lock>) -> Result<Favor> {
         names.insert(name);
     }
     Ok(if names.is_empty() { Favor::Locked } else { Favor::AllBut(names) })
+}
+
+/// Fills what the command line leaves open about the machine from an older lock: re-made on another machine, a lock stays what it was. Returns who
+/// decided about the GPU then.
+fn recall(inputs: &mut Inputs, old: Option<&Lock>, before: Option<&LockedPlatform>, options: &MakeOptions) -> Option<String> {
+    let (old, before) = (old.filter(|old| old.provenance.schema > 0)?, before?);
+    let gpu_said = options.gpu_given || inputs.cuda.is_some();
+    if !gpu_said {
+        match old.provenance.gpu_intent.as_deref() {
+            Some("none") => inputs.gpu = GpuIntent::None,
+            Some("require") => inputs.gpu = GpuIntent::Require,
+            _ => {}
+        }
+    }
+    let decided_by = old.provenance.platforms.get(&before.name).and_then(|facts| facts.gpu.as_ref()?.decided_by.clone());
+    let decided_by = decided_by.filter(|_| !gpu_said);
+    let packages = before.virtual_packages.iter().filter(|package| !(gpu_said && package.name.starts_with("__cuda")));
+    inputs.recorded = platform::Recorded {
+        packages: packages
+            .filter_map(|package| {
+                let provenance = match package.provenance.as_deref()? {
+                    "detected" => Origin::Detected,
+                    "assumed" => Origin::Assumed,
+                    "overridden" => Origin::Overridden,
+                    _ => return None,
+                };
+                let source = package.source.clone().unwrap_or_default();
+                Some(VirtualPackage { package: package.generic().ok()?, provenance, source })
+            })
+            .collect(),
+        gpu_decided: decided_by.is_some(),
+    };
+    decided_by
 }
 
 /// The records of an older lock that may stay: those of channels that are still asked for.

@@ -16,6 +16,7 @@ mod explicit;
 mod make;
 mod pixi;
 mod pylock;
+mod pypi;
 mod sync;
 
 #[cfg(test)]
@@ -37,6 +38,7 @@ pub use check::{CheckOptions, Checked, check};
 pub use conda_lock::write_conda_lock;
 pub use make::{Made, MakeOptions, PlatformChange, make};
 pub use pixi::{write_pixi, write_tare};
+pub use pypi::{locked as locked_pypi, records as pypi_records};
 pub use sync::{SyncOptions, Synced, sync};
 
 /// Version of the `tare:` map that this program writes.
@@ -198,6 +200,14 @@ pub struct LockedPypi {
     pub marker: Option<String>,
     /// Archives of the same version for other machines (PEP 751), `location` not among them.
     pub other_files: Vec<PypiFile>,
+    /// Bytes of the archive.
+    pub size: Option<u64>,
+    /// It was named by URL or path and comes from no index.
+    pub direct: bool,
+    /// The `pip:` section names it, rather than another package needing it.
+    pub requested: bool,
+    /// Extras that the section asks for.
+    pub extras: Vec<String>,
 }
 
 /// Hashes of an archive, lower-case hex.
@@ -352,6 +362,9 @@ pub struct PlatformProvenance {
     /// What became of the GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuProvenance>,
+    /// What the `pip:` section names on this platform, with the extras asked for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pypi_requested: BTreeMap<String, Vec<String>>,
     /// Packages of the `host` channel: only a machine with the same interpreter can install them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub machine_bound: Vec<String>,
@@ -415,6 +428,9 @@ pub struct PypiProvenance {
     /// Archives for other machines.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_files: Vec<PypiFile>,
+    /// Bytes of the archive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
 }
 
 impl PypiProvenance {
@@ -484,6 +500,15 @@ pub fn read(name: &str, bytes: &[u8], options: &ReadOptions) -> Result<Lock> {
         None => Err(diagnose::not_a_lock(&text)),
     };
     let mut lock = read.map_err(|error| diagnose::complete(&text, error))?;
+    for platform in &mut lock.platforms {
+        let Some(facts) = lock.provenance.platforms.get(&platform.name) else { continue };
+        for package in &mut platform.pypi {
+            if let Some(extras) = facts.pypi_requested.get(&package.name) {
+                package.requested = true;
+                package.extras.clone_from(extras);
+            }
+        }
+    }
     lock.sort();
     Ok(lock)
 }

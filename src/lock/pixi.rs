@@ -237,9 +237,8 @@ fn from_pypi(package: &PypiPackageData, provenance: &Provenance, editable: &BTre
         requires_python: package.requires_python().map(ToString::to_string),
         editable: editable.contains(&location),
         index,
-        marker: None,
-        other_files: Vec::new(),
         location,
+        ..LockedPypi::default()
     };
     if made.vcs.is_some() || provenance.pypi_indexes_unknown || known.is_some_and(|known| known.direct) {
         made.index = None;
@@ -248,6 +247,8 @@ fn from_pypi(package: &PypiPackageData, provenance: &Provenance, editable: &BTre
         made.editable |= known.editable;
         made.marker.clone_from(&known.marker);
         made.other_files.clone_from(&known.other_files);
+        made.direct = known.direct;
+        made.size = known.size;
         if made.version.is_none() {
             made.version.clone_from(&known.version);
         }
@@ -304,6 +305,12 @@ pub(super) fn provenance_of(lock: &Lock) -> Provenance {
             .map(|record| record.package_record.name.as_normalized().to_owned())
             .collect();
         facts.machine_bound.sort();
+        facts.pypi_requested = platform
+            .pypi
+            .iter()
+            .filter(|package| package.requested)
+            .map(|package| (package.name.clone(), package.extras.clone()))
+            .collect();
         facts.incomplete = !platform.complete;
         facts.categories.clone_from(&platform.categories);
         if *facts == PlatformProvenance::default() {
@@ -313,11 +320,12 @@ pub(super) fn provenance_of(lock: &Lock) -> Provenance {
             let folder = as_location(&package.location).is_ok_and(|location| is_source(&location, package));
             let extra = PypiProvenance {
                 editable: package.editable,
-                direct: !unknown && by_url(&package) && package.index.is_none(),
+                direct: package.direct || (!unknown && by_url(&package) && package.index.is_none()),
                 version: package.version.clone().filter(|_| folder),
                 hashes: if folder { package.hashes.clone() } else { PypiHashes::default() },
                 marker: package.marker.clone(),
                 other_files: package.other_files.clone(),
+                size: package.size,
             };
             if !extra.is_empty() {
                 provenance.pypi.insert(without_credentials(&package.location), extra);

@@ -80,6 +80,8 @@ struct Archive {
     #[serde(default)]
     size: Option<u64>,
     #[serde(default)]
+    subdirectory: Option<String>,
+    #[serde(default)]
     hashes: Option<Spanned<std::collections::BTreeMap<String, String>>>,
 }
 
@@ -151,29 +153,15 @@ fn convert(package: Package, requires_python: Option<&str>, span: Range<usize>, 
         let Some(url) = vcs.url.or(vcs.path) else {
             return Err(Error::usage(format!("`vcs` of the package `{name}` has neither `url` nor `path`")).at(text.place(here, "here")));
         };
-        let url = without_credentials(&url);
-        let mut location = format!("{}+{url}", vcs.kind);
-        let mut query = Vec::new();
-        if let Some(revision) = &vcs.requested_revision {
-            query.push(format!("rev={revision}"));
-        }
-        if let Some(folder) = &vcs.subdirectory {
-            query.push(format!("subdirectory={folder}"));
-        }
-        if !query.is_empty() {
-            location.push('?');
-            location.push_str(&query.join("&"));
-        }
-        location.push('#');
-        location.push_str(&vcs.commit_id);
-        made.location = location;
-        made.vcs = Some(LockedVcs {
+        let vcs = LockedVcs {
             kind: vcs.kind,
-            url,
+            url: without_credentials(&url),
             revision: vcs.requested_revision,
             commit: Some(vcs.commit_id),
             subdirectory: vcs.subdirectory,
-        });
+        };
+        made.location = super::pypi::location_of(&vcs);
+        made.vcs = Some(vcs);
         return Ok(made);
     }
     if let Some(directory) = package.directory {
@@ -181,6 +169,7 @@ fn convert(package: Package, requires_python: Option<&str>, span: Range<usize>, 
         made.location = directory.path;
         return Ok(made);
     }
+    let direct = package.archive.is_some();
     let mut files = Vec::new();
     for archive in package.wheels.into_iter().chain(package.archive).chain(package.sdist) {
         files.push(file(archive, &name, &span, text)?);
@@ -188,13 +177,16 @@ fn convert(package: Package, requires_python: Option<&str>, span: Range<usize>, 
     let first = files.remove(0);
     made.location = first.location;
     made.hashes = first.hashes;
+    made.size = first.size;
+    made.direct = direct;
     made.other_files = files;
     Ok(made)
 }
 
 fn file(archive: Archive, name: &str, span: &Range<usize>, text: &Text) -> Result<PypiFile> {
     let start = text.rest_of_line(span.start);
-    let Some(location) = archive.url.or(archive.path) else {
+    let folder = archive.subdirectory.as_ref().map(|folder| format!("#subdirectory={folder}")).unwrap_or_default();
+    let Some(location) = archive.url.or(archive.path).map(|location| location + &folder) else {
         return Err(Error::usage(format!("an archive of the package `{name}` has neither `url` nor `path`")).at(text.place(start, "here")));
     };
     let mut hashes = PypiHashes::default();

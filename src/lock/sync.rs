@@ -13,7 +13,7 @@ use super::{Format, HOST_SCHEME, Lock, LockedPlatform, ReadOptions};
 use crate::channel::{self, Session};
 use crate::config::Settings;
 use crate::error::{Error, Kind, Result};
-use crate::install::{self, Archive, Cancel, Installed, LinkMode, LinkScripts, Plan, Stamp, TargetState};
+use crate::install::{self, Archive, Cancel, Installed, LinkMode, Plan, Stamp, TargetState};
 use crate::platform::{self, TargetOptions};
 use crate::prefix::{Places, Prefix, Which};
 use crate::report::Progress;
@@ -482,11 +482,7 @@ fn plan(
     plan.replace = replace;
     plan.concurrency = settings.concurrency.value;
     plan.cancel = options.cancel.clone();
-    let mut allow = Vec::new();
-    for name in &options.allow_link_scripts {
-        allow.push(name.parse().map_err(|error| Error::usage(format!("`{name}` is no package name")).because(error))?);
-    }
-    plan.link_scripts = LinkScripts { allow };
+    plan.link_scripts = crate::create::link_scripts(&options.allow_link_scripts)?;
     plan.metadata = json!({
         "lock": stamp_facts,
         "input_digest": facts.and_then(|facts| facts.input_digest.clone()),

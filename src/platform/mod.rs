@@ -150,6 +150,34 @@ impl Target {
 
 type ExistsOn = fn(Subdir) -> bool;
 
+/// The machine that an older lock was made for. It holds on where nobody says anything else.
+#[derive(Debug, Clone, Default)]
+pub struct Recorded {
+    /// Its virtual packages with their provenance at the time.
+    pub packages: Vec<VirtualPackage>,
+    /// Somebody decided then whether there is a GPU driver: what is detected now does not count.
+    pub gpu_decided: bool,
+}
+
+impl Target {
+    /// Takes the machine of an older lock for what was not decided this time. `without_gpu`: somebody says now that there is no driver.
+    pub fn recall(&mut self, recorded: &Recorded, without_gpu: bool) {
+        let of_gpu = |package: &VirtualPackage| package.package.name.as_normalized().starts_with("__cuda");
+        let decided = |package: &VirtualPackage| matches!(package.provenance, Provenance::Assumed | Provenance::Overridden);
+        let gpu_said = without_gpu || self.virtual_packages.iter().any(|package| of_gpu(package) && decided(package));
+        if recorded.gpu_decided && !gpu_said {
+            self.virtual_packages.retain(|package| !of_gpu(package));
+        }
+        for package in recorded.packages.iter().filter(|package| !(of_gpu(package) && gpu_said)) {
+            match self.virtual_packages.iter_mut().find(|known| known.package.name == package.package.name) {
+                Some(known) if decided(known) => {}
+                Some(known) => known.clone_from(package),
+                None => self.virtual_packages.push(package.clone()),
+            }
+        }
+    }
+}
+
 /// Names that `CONDA_OVERRIDE_*` and `override_virtual_packages` may set, with the platforms they exist on.
 const OVERRIDABLE: &[(&str, ExistsOn)] = &[
     ("__unix", Subdir::is_unix),

@@ -18,7 +18,7 @@ use super::tags::{Tags, WheelName};
 use super::throwaway::WorkFolder;
 use super::uv::file_name;
 use super::{PypiRecord, PypiSource};
-use crate::channel::host::elf;
+use crate::elf;
 use crate::channel::{Session, redact_url};
 use crate::error::{Error, Kind, Result};
 use crate::install::Cancel;

@@ -59,6 +59,23 @@ pub(crate) fn tare_record(prefix: &Path, name: &str) -> Option<TareRecord> {
     serde_json::from_slice(&bytes).ok()
 }
 
+/// All of tare's records of Python packages, sorted by name, whatever became of the packages; and the paths (relative to the prefix) of those that
+/// cannot be read.
+pub(crate) fn noted(prefix: &Path) -> (Vec<TareRecord>, Vec<String>) {
+    let folder = records_folder(prefix);
+    let mut files: Vec<PathBuf> = std::fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    files.sort();
+    let (mut records, mut damaged) = (Vec::new(), Vec::new());
+    for file in files {
+        match std::fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+            Some(record) => records.push(record),
+            None => damaged.push(file.strip_prefix(prefix).unwrap_or(&file).to_string_lossy().into_owned()),
+        }
+    }
+    (records, damaged)
+}
+
 /// The Python packages of `prefix` that no conda package brought, sorted by name.
 pub fn read(prefix: &Prefix) -> Vec<Installed> {
     prefix

@@ -4,6 +4,7 @@
 //! errors. Colours follow the terminal, `NO_COLOR`, `CLICOLOR_FORCE` and `--color`.
 
 mod errors;
+mod github;
 mod progress;
 pub mod table;
 
@@ -184,6 +185,21 @@ impl Printer {
         if self.verbosity >= Verbosity::Normal && !self.json {
             self.stderr(&errors::render(warning, errors::Severity::Warning));
         }
+        if !warning.places().is_empty() {
+            self.annotate("warning", warning);
+        }
+    }
+
+    /// In GitHub Actions: shows what failed beside the line that is at fault, or with the step. Nothing elsewhere.
+    pub fn annotate_error(&self, error: &Error) {
+        self.annotate("error", error);
+    }
+
+    fn annotate(&self, level: &str, error: &Error) {
+        if github::is_on() {
+            let workspace = std::env::var_os("GITHUB_WORKSPACE").map(std::path::PathBuf::from);
+            self.stderr(&github::annotation(level, error, workspace.as_deref()));
+        }
     }
 
     /// An error: text on stderr, or in JSON mode the error document on stdout.
@@ -196,6 +212,7 @@ impl Printer {
         } else {
             self.stderr(&errors::render(error, errors::Severity::Error));
         }
+        self.annotate_error(error);
     }
 
     /// A usage error as clap words it.

@@ -3,6 +3,7 @@
 //! Checked are the contents of each file against the hash in its package record (the one after the replacement of the prefix), the distributions of pip against
 //! their `RECORD`, links, modes, byte code, files of no package, the records themselves, and whether the dependencies hold. Nothing is executed or changed.
 
+mod digest;
 mod extra;
 mod pyc;
 mod record;
@@ -20,6 +21,8 @@ use rattler_conda_types::{MatchSpec, Matches, ParseStrictness, PrefixRecord};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
+
+pub use digest::{TreeDigest, tree_digest};
 
 use crate::error::Result;
 use crate::install::{FileKind, Stamp, hex_text, read_modes};
@@ -264,6 +267,7 @@ pub fn verify(prefix: &Prefix, options: Options, progress: &dyn Progress) -> Res
     if options.contents {
         findings.extend(pyc::stale(root, &prefix::site_packages(root)));
     }
+    findings.extend(record::noted(root, &distributions, &mut owned));
     if options.extra {
         findings.extend(extra::find(root, &owned, &expected, &distributions));
     }

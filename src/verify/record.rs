@@ -106,6 +106,63 @@ pub(super) fn check(
     found
 }
 
+/// What tare installed from wheels against its own notes, which an edited `RECORD` does not change. A distribution of another version is another tool's and
+/// is found as such.
+pub(super) fn noted(root: &Path, distributions: &[Distribution], owned: &mut HashSet<PathBuf>) -> Vec<Finding> {
+    let (records, damaged) = crate::pypi::installed::noted(root);
+    let mut found: Vec<Finding> = damaged
+        .into_iter()
+        .map(|path| Finding {
+            fault: Fault::DamagedRecord,
+            path,
+            package: None,
+            detail: Some("it is no record of a Python package".to_owned()),
+        })
+        .collect();
+    for record in records {
+        let name = record.record.name.as_ref();
+        let there = distributions.iter().find(|distribution| distribution.name == name);
+        if there.is_some_and(|there| there.path != Path::new(&record.dist_info)) {
+            continue;
+        }
+        owned.extend(record.files.iter().map(|file| PathBuf::from(&file.path)));
+        owned.insert(PathBuf::from(&record.dist_info));
+        if there.is_none() {
+            found.push(Finding {
+                detail: Some("the Python package is gone".to_owned()),
+                ..finding(Fault::Missing, Path::new(&record.dist_info), name)
+            });
+            continue;
+        }
+        let own = format!("{}/RECORD", record.dist_info);
+        let intact = record
+            .files
+            .iter()
+            .find(|file| file.path == own)
+            .is_some_and(|file| hash_file(&root.join(&file.path)).is_ok_and(|(actual, _)| actual == file.sha256));
+        if intact {
+            // It lists the same files with the same hashes.
+            continue;
+        }
+        found.extend(
+            record
+                .files
+                .par_iter()
+                .filter_map(|file| {
+                    let path = Path::new(&file.path);
+                    match hash_file(&root.join(path)) {
+                        Ok((actual, _)) if actual == file.sha256 => None,
+                        Ok(_) => Some(Finding { detail: Some("its content differs".to_owned()), ..finding(Fault::Changed, path, name) }),
+                        Err(_) if path.extension().is_some_and(|extension| extension == "pyc") => None,
+                        Err(_) => Some(finding(Fault::Missing, path, name)),
+                    }
+                })
+                .collect::<Vec<_>>(),
+        );
+    }
+    found
+}
+
 /// Modes that no installer gives.
 #[cfg(unix)]
 fn mode(root: &Path, relative: &Path, package: &str) -> Option<Finding> {

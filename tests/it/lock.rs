@@ -120,7 +120,7 @@ fn a_check_names_what_fails_and_where() {
         ("dependencies: [app, \"lib <1\"]\nvariables: {GREETING: hello, API_TOKEN: x}\n", "`lib <1` is not satisfied", ":3:21"),
         ("dependencies: [app, other]\nvariables: {GREETING: hello, API_TOKEN: x}\n", "`other`", ":3:21"),
         ("dependencies: [lib]\nvariables: {GREETING: hello, API_TOKEN: x}\n", "which is not asked for any more", ""),
-        ("dependencies: [app]\nvariables: {GREETING: bye, API_TOKEN: x}\n", "`GREETING`", ""),
+        ("dependencies: [app]\nvariables: {GREETING: bye, API_TOKEN: x}\n", "`GREETING`", ":4:13"),
         ("dependencies: [app]\nvariables: {API_TOKEN: x}\n", "`GREETING`", ""),
         ("dependencies: [app]\nplatforms: [linux-64, win-64]\nvariables: {GREETING: hello, API_TOKEN: x}\n", "`win-64`", ":4:23"),
         ("dependencies: [app, pip: [einops]]\nvariables: {GREETING: hello, API_TOKEN: x}\n", "`einops`", ":3:27"),
@@ -200,4 +200,62 @@ fn explicit_lists_and_conda_lock_files_install_with_the_metadata_of_the_archives
     let refused = env.tare(&["sync", "-n", "c", "--platform", "linux-64", "wrong.txt"]);
     assert_ne!(refused.code, 0, "{}", refused.stderr);
     assert!(!env.envs().join("c").exists());
+}
+
+/// Runs `lock` on a machine that says nothing about a driver.
+fn lock_without_override(env: &TestEnv, args: &[&str]) -> crate::common::Ran {
+    let mut command = env.command(&[&["lock", "--platform", "linux-aarch64"], args].concat());
+    command.env_remove("CONDA_OVERRIDE_CUDA");
+    env.ran(command.output().unwrap())
+}
+
+#[test]
+fn a_lock_made_again_keeps_its_machine() {
+    let env = TestEnv::new();
+    let mut channel = channel(&env);
+    for (name, depends) in [("cpu_0", &[][..]), ("cuda_1", &["__cuda >=12", "__glibc >=2.30"])] {
+        channel.add(&Package::new("compute", "1.0").subdir("linux-aarch64").build(name).depends(depends));
+    }
+    channel.add(&Package::new("plain", "1.0").subdir("linux-aarch64"));
+    env.write("environment.yml", file(&channel, "dependencies: [compute]\n"));
+    let read = || std::fs::read_to_string(env.work().join("tare.lock")).unwrap();
+    let glibc = ["--virtual-package", "__glibc=2.34"];
+    lock_without_override(&env, &[&["-f", "environment.yml", "--cuda", "12.6"], &glibc[..]].concat()).ok();
+    let first = read();
+    assert!(first.contains("cuda_1") && first.contains("__cuda=12.6=0") && first.contains("__glibc=2.34=0"), "{first}");
+    // Nothing said: the same bytes, although this machine has neither.
+    lock_without_override(&env, &["-f", "environment.yml"]).ok().stderr_has("up to date").stderr_has("a driver for CUDA 12.6 (--cuda)");
+    lock_without_override(&env, &["-f", "environment.yml", "--upgrade"]).ok().stderr_has("up to date");
+    assert_eq!(read(), first);
+    env.write("more.yml", file(&channel, "dependencies: [compute, plain]\n"));
+    lock_without_override(&env, &["-f", "more.yml"]).ok();
+    assert!(read().contains("plain-1.0") && read().contains("__cuda=12.6=0") && read().contains("__glibc=2.34=0"), "{}", read());
+    // Said: what is said.
+    lock_without_override(&env, &["-f", "environment.yml", "--cuda", "12.8"]).ok();
+    assert!(read().contains("__cuda=12.8=0") && read().contains("__glibc=2.34=0"), "{}", read());
+    lock_without_override(&env, &["-f", "environment.yml", "--gpu", "auto", "--upgrade"]).expect_code(2).stderr_has("--gpu none");
+    lock_without_override(&env, &["-f", "environment.yml", "--gpu", "none", "--upgrade"]).ok();
+    let without = read();
+    assert!(without.contains("cpu_0") && !without.contains("__cuda="), "{without}");
+    lock_without_override(&env, &["-f", "environment.yml", "--upgrade"]).ok().stderr_has("no GPU driver");
+    assert_eq!(read(), without);
+    let mut command = env.command(&["lock", "--platform", "linux-aarch64", "-f", "environment.yml", "--upgrade"]);
+    env.ran(command.env("CONDA_OVERRIDE_CUDA", "12.4").output().unwrap()).ok();
+}
+
+#[test]
+fn a_gpu_lock_installs_without_a_gpu_with_one_warning() {
+    let env = TestEnv::new();
+    let channel = channel(&env);
+    env.write("environment.yml", file(&channel, "dependencies: [app, compute]\n"));
+    env.tare(&["lock", "-q", "-f", "environment.yml", "--platform", "linux-64", "--cuda", "12.6"]).ok();
+    for args in [&["sync", "-n", "a"][..], &["create", "--locked", "-n", "b"]] {
+        let made = env.tare(args).ok();
+        assert_eq!(made.stderr.matches("warning").count(), 1, "{}", made.stderr);
+        made.stderr_has("warning: the lock is for machines with a GPU (CUDA 12.6), and none is found here");
+    }
+    assert_eq!(std::fs::read_to_string(env.envs().join("a/share/compute")).unwrap(), "gpu");
+    // Nothing to do is nothing to warn of.
+    let again = env.tare(&["sync", "-n", "a"]).ok();
+    assert!(!again.stderr.contains("warning"), "{}", again.stderr);
 }

@@ -1,0 +1,332 @@
+//! One hash of everything in an environment: content, modes, links and byte code.
+//!
+//! Two environments made from one lock at one path have the same digest, whatever the cache, the umask and the order of the work were. At different paths
+//! they have it once the replacements of the prefix that the package records list are undone (`relocatable`).
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use rattler_conda_types::package::FileMode;
+use rattler_conda_types::prefix_record::{PathType, PathsEntry};
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use serde::Serialize;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::{find, read_all, replace, undo_binary};
+use crate::error::{Error, Result};
+use crate::install::hex_text;
+use crate::prefix::Prefix;
+use crate::report::{Phase, Progress};
+
+/// What stands for the path of the environment where no package says what stood there.
+const PLACEHOLDER: &str = "/PREFIX";
+
+/// The digest of an environment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TreeDigest {
+    /// SHA-256 of `lines`, each with a line feed; lower-case hex.
+    pub digest: String,
+    /// Whether the path of the environment was taken out.
+    pub relocatable: bool,
+    /// A line for each thing in the environment, sorted by path: `f MODE SHA256 PATH` for files, `l PATH -> TARGET` for links, `d MODE PATH` for
+    /// folders, `s MODE PATH` for sockets, pipes and devices.
+    pub lines: Vec<String>,
+}
+
+/// Hashes everything in the environment but what use and time change: `conda-meta/history`, and byte code that no package lists.
+///
+/// # Errors
+/// Something cannot be read.
+pub fn tree_digest(prefix: &Prefix, relocatable: bool, progress: &dyn Progress) -> Result<TreeDigest> {
+    let root = prefix.path();
+    let records = prefix.records()?;
+    let mut entries: HashMap<&Path, &PathsEntry> = HashMap::new();
+    for record in &records {
+        for entry in &record.paths_data.paths {
+            entries.entry(&entry.relative_path).or_insert(entry);
+        }
+    }
+    let made_for = prefix.stamp().ok().flatten().map_or_else(|| root.to_owned(), |stamp| stamp.prefix);
+    let context = Context { root, made_for: made_for.to_string_lossy().into_owned(), entries, relocatable };
+    let mut paths = Vec::new();
+    context.collect(Path::new(""), &mut paths)?;
+    paths.sort();
+    let task = progress.start(Phase::Other, "hashing", None);
+    let lines: Result<Vec<String>> = paths.par_iter().map(|path| context.line(path)).collect();
+    progress.finish(task);
+    let lines = lines?;
+    let mut hasher = Sha256::new();
+    for line in &lines {
+        hasher.update(line.as_bytes());
+        hasher.update(b"\n");
+    }
+    Ok(TreeDigest { digest: hex_text(&hasher.finalize()), relocatable, lines })
+}
+
+struct Context<'a> {
+    root: &'a Path,
+    /// The path that the files name.
+    made_for: String,
+    entries: HashMap<&'a Path, &'a PathsEntry>,
+    relocatable: bool,
+}
+
+impl Context<'_> {
+    fn collect(&self, folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
+        let full = self.root.join(folder);
+        let fail = |error: std::io::Error| Error::io("read the folder", &full, &error);
+        for entry in std::fs::read_dir(&full).map_err(fail)? {
+            let entry = entry.map_err(fail)?;
+            let path = folder.join(entry.file_name());
+            let kind = entry.file_type().map_err(fail)?;
+            if kind.is_dir() {
+                let before = paths.len();
+                self.collect(&path, paths)?;
+                // A folder that holds nothing but the byte code of a run is not there either.
+                let of_use = entry.file_name() == "__pycache__" && paths.len() == before;
+                if !of_use {
+                    paths.push(path);
+                }
+                continue;
+            }
+            let in_pycache = folder.file_name().is_some_and(|name| name == "__pycache__");
+            if path == Path::new("conda-meta/history") || (in_pycache && !self.is_listed(&path)) {
+                continue;
+            }
+            paths.push(path);
+        }
+        Ok(())
+    }
+
+    /// Whether a package of conda or a `RECORD` lists the byte code. Byte code of wheels is of the unchecked kind, what a run leaves is not.
+    fn is_listed(&self, path: &Path) -> bool {
+        if self.entries.contains_key(path) {
+            return true;
+        }
+        let mut head = [0u8; 8];
+        std::fs::File::open(self.root.join(path)).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut head)).is_ok()
+            && head[4..8] == [1, 0, 0, 0]
+    }
+
+    fn line(&self, path: &Path) -> Result<String> {
+        let full = self.root.join(path);
+        let fail = |error: std::io::Error| Error::io("read", &full, &error);
+        let about = std::fs::symlink_metadata(&full).map_err(fail)?;
+        let shown = path.to_string_lossy().replace('\n', "\\n");
+        let mode = mode_of(&about);
+        if about.is_symlink() {
+            let target = std::fs::read_link(&full).map_err(fail)?.to_string_lossy().into_owned();
+            let target = if self.relocatable { target.replace(&self.made_for, PLACEHOLDER) } else { target };
+            return Ok(format!("l {shown} -> {target}"));
+        }
+        if about.is_dir() {
+            return Ok(format!("d {mode:04o} {shown}"));
+        }
+        if !about.is_file() {
+            return Ok(format!("s {mode:04o} {shown}"));
+        }
+        let digest = match self.undone(path, &full)? {
+            Some(bytes) => Sha256::digest(&bytes),
+            None => {
+                let mut hasher = Sha256::new();
+                read_all(&full, |bytes| hasher.update(bytes)).map_err(fail)?;
+                hasher.finalize()
+            }
+        };
+        Ok(format!("f {mode:04o} {} {shown}", hex_text(&digest)))
+    }
+
+    /// The bytes of a file as they are for any path; `None` if they are what is on disk.
+    fn undone(&self, path: &Path, full: &Path) -> Result<Option<Vec<u8>>> {
+        if !self.relocatable {
+            return Ok(None);
+        }
+        let read = || std::fs::read(full).map_err(|error| Error::io("read", full, &error));
+        let prefix = self.made_for.as_bytes();
+        let text = path.to_str().unwrap_or_default();
+        if let Some(name) = text.strip_prefix("conda-meta/") {
+            return Ok(match name {
+                "tare/environment.json" => Some(self.notes(&read()?)),
+                "tare/files" => Some(self.manifest(&String::from_utf8_lossy(&read()?)).into_bytes()),
+                "tare/modes" => Some(replace(&read()?, prefix, PLACEHOLDER.as_bytes())),
+                _ if name.ends_with(".json") && !name.contains('/') => Some(record(&read()?, self)),
+                _ => None,
+            });
+        }
+        if let Some(entry) = self.entries.get(path) {
+            return Ok(match (&entry.prefix_placeholder, entry.file_mode, entry.path_type) {
+                (Some(placeholder), Some(FileMode::Binary), _) => Some(undo_binary(&read()?, prefix, placeholder.as_bytes())),
+                (Some(placeholder), ..) => Some(replace(&read()?, prefix, placeholder.as_bytes())),
+                (None, _, PathType::UnixPythonEntryPoint) => Some(replace(&read()?, prefix, PLACEHOLDER.as_bytes())),
+                (None, _, PathType::PycFile) => Some(undo_byte_code(&read()?, prefix)),
+                _ => None,
+            });
+        }
+        // What was installed from wheels has no record of replacements, but only these kinds of files can have one.
+        Ok(if text.ends_with(".pyc") {
+            Some(undo_byte_code(&read()?, prefix))
+        } else if text.ends_with(".dist-info/RECORD") {
+            Some(self.wheel_record(&String::from_utf8_lossy(&read()?)).into_bytes())
+        } else if path.parent().is_some_and(|folder| folder == Path::new("bin")) {
+            Some(replace(&read()?, prefix, PLACEHOLDER.as_bytes()))
+        } else {
+            None
+        })
+    }
+
+    /// Whether size and hash of a file depend on the path of the environment.
+    fn depends_on_place(&self, path: &Path) -> bool {
+        self.entries.get(path).is_some_and(|entry| {
+            entry.prefix_placeholder.is_some() || matches!(entry.path_type, PathType::UnixPythonEntryPoint | PathType::PycFile)
+        })
+    }
+
+    fn notes(&self, bytes: &[u8]) -> Vec<u8> {
+        let Ok(mut notes) = serde_json::from_slice::<Value>(bytes) else { return bytes.to_vec() };
+        notes["prefix"] = json!(PLACEHOLDER);
+        // The sizes of records, which hold sizes of files.
+        if let Some(records) = notes["records"].as_array_mut() {
+            for record in records {
+                *record = record[0].take();
+            }
+        }
+        notes.to_string().into_bytes()
+    }
+
+    fn manifest(&self, text: &str) -> String {
+        let line = |line: &str| match line.split_once(' ') {
+            Some((_, path)) if self.depends_on_place(Path::new(path)) => format!("? {path}\n"),
+            _ => format!("{line}\n"),
+        };
+        text.lines().map(line).collect()
+    }
+
+    /// Lines of scripts and byte code without hash and size.
+    fn wheel_record(&self, text: &str) -> String {
+        let line = |line: &str| {
+            let path = line.split(',').next().unwrap_or_default();
+            let varies = path.ends_with(".pyc") || path.contains("../bin/");
+            if varies { format!("{path},,\n") } else { format!("{line}\n") }
+        };
+        text.lines().map(line).collect()
+    }
+}
+
+/// A package record without what depends on the path of the environment.
+fn record(bytes: &[u8], context: &Context<'_>) -> Vec<u8> {
+    let Ok(mut record) = serde_json::from_slice::<Value>(bytes) else { return bytes.to_vec() };
+    for entry in record.pointer_mut("/paths_data/paths").and_then(Value::as_array_mut).into_iter().flatten() {
+        let varies = entry["_path"].as_str().is_some_and(|path| context.depends_on_place(Path::new(path)));
+        if let Some(entry) = entry.as_object_mut().filter(|_| varies) {
+            entry.remove("sha256_in_prefix");
+            entry.remove("size_in_bytes");
+            if !entry.contains_key("prefix_placeholder") {
+                entry.remove("sha256");
+            }
+        }
+    }
+    record.to_string().into_bytes()
+}
+
+/// Replaces the path in the texts of byte code. Texts carry their length before them, in one byte or in four (`marshal`); here it is always four, so that
+/// one text has one form whatever the length of the path is.
+fn undo_byte_code(bytes: &[u8], prefix: &[u8]) -> Vec<u8> {
+    /// Set on objects that are referred to later.
+    const REFERRED: u8 = 0x80;
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some(at) = find(rest, prefix) {
+        let short = at.checked_sub(2).map(|start| (start, rest[start] & !REFERRED, usize::from(rest[at - 1])));
+        let long = at.checked_sub(5).map(|start| {
+            let len = u32::from_le_bytes([rest[at - 4], rest[at - 3], rest[at - 2], rest[at - 1]]);
+            (start, rest[start] & !REFERRED, usize::try_from(len).unwrap_or(usize::MAX))
+        });
+        let text = match (short, long) {
+            (Some((start, b'z', len)), _) => Some((start, b'a', len)),
+            (Some((start, b'Z', len)), _) => Some((start, b'A', len)),
+            (_, Some((start, kind @ (b'a' | b'A' | b'u' | b't' | b's'), len))) => Some((start, kind, len)),
+            _ => None,
+        };
+        match text.filter(|(_, _, len)| *len >= prefix.len() && at + len <= rest.len()) {
+            Some((start, kind, len)) => {
+                let new = replace(&rest[at..at + len], prefix, PLACEHOLDER.as_bytes());
+                out.extend_from_slice(&rest[..start]);
+                out.push(kind | (rest[start] & REFERRED));
+                out.extend_from_slice(&u32::try_from(new.len()).unwrap_or(u32::MAX).to_le_bytes());
+                out.extend_from_slice(&new);
+                rest = &rest[at + len..];
+            }
+            None => {
+                out.extend_from_slice(&rest[..at]);
+                out.extend_from_slice(PLACEHOLDER.as_bytes());
+                rest = &rest[at + prefix.len()..];
+            }
+        }
+    }
+    out.extend_from_slice(rest);
+    out
+}
+
+fn mode_of(about: &std::fs::Metadata) -> u32 {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        about.permissions().mode() & 0o7777
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = about;
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_code_of_two_places_is_the_same_once_undone() {
+        let made = |prefix: &str| {
+            let name = format!("{prefix}/lib/m.py");
+            let mut bytes = b"head\xe3".to_vec();
+            if name.len() < 256 {
+                bytes.extend([b'z' | 0x80, u8::try_from(name.len()).unwrap()]);
+            } else {
+                bytes.push(b'a' | 0x80);
+                bytes.extend(u32::try_from(name.len()).unwrap().to_le_bytes());
+            }
+            bytes.extend(name.as_bytes());
+            bytes.extend(b"tail");
+            undo_byte_code(&bytes, prefix.as_bytes())
+        };
+        let long = format!("/{}", "x".repeat(300));
+        assert_eq!(made("/e/a"), made("/elsewhere/b"));
+        assert_eq!(made("/e/a"), made(&long));
+        assert!(made("/e/a").windows(13).any(|window| window == b"/PREFIX/lib/m"));
+    }
+
+    #[test]
+    fn python_agrees_that_only_the_path_is_taken_out() {
+        let script = "import marshal,sys\nc=compile('def f():\\n return 1\\n', sys.argv[1]+'/lib/m.py', 'exec')\nsys.stdout.buffer.write(marshal.dumps(c))";
+        let made = |prefix: &str| {
+            let output = std::process::Command::new("python3").args(["-c", script, prefix]).output().ok()?;
+            output.status.success().then(|| undo_byte_code(&output.stdout, prefix.as_bytes()))
+        };
+        let (Some(a), Some(b)) = (made("/e/a"), made("/somewhere/else/b")) else {
+            eprintln!("skipped: no python3");
+            return;
+        };
+        assert_eq!(a, b);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(0u8..=255, 0..60), at in 0usize..60) {
+            let mut bytes = bytes;
+            let at = at.min(bytes.len());
+            bytes.splice(at..at, *b"/e");
+            undo_byte_code(&bytes, b"/e");
+        }
+    }
+}
