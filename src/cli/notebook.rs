@@ -181,13 +181,12 @@ fn list(args: &NotebookListArgs, context: &Context<'_>) -> Result<u8> {
     if kernels.is_empty() {
         context.printer.note("tare has made no kernels: tare notebook install -n NAME");
     } else {
-        let rows: Vec<Vec<String>> = kernels
-            .iter()
-            .map(|kernel| {
-                vec![kernel.name.clone(), kernel.display_name.clone(), kernel.state.text().to_owned(), kernel.prefix.display().to_string()]
-            })
-            .collect();
-        context.printer.data(&table(&["kernel", "shown as", "state", "environment"], &rows));
+        let head = ["kernel", "shown as", "state", "environment"].map(str::to_owned).to_vec();
+        let rows = kernels.iter().map(|kernel| {
+            vec![kernel.name.clone(), kernel.display_name.clone(), kernel.state.text().to_owned(), kernel.prefix.display().to_string()]
+        });
+        let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+        context.printer.data(&table::columns(&rows, &[]));
     }
     context.printer.json(&json!({ "kernels": kernels }));
     Ok(0)
