@@ -535,7 +535,7 @@ class Describer:
             return general("module global")
         if root is not None:
             return general(root.kind, last)
-        if self.search.truncated and last > 0:
+        if self.search.truncated:
             return "unknown", None, last, f"not followed to its root: {self.search.truncated}"
         if last > 0:
             return "C++", None, last, f"held by a {_search._type_name(type(steps[0].node))} that no Python object refers to (native code, or atexit)"
