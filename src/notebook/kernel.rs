@@ -150,8 +150,8 @@ pub(super) fn prepare(prefix: &Path, options: &Options) -> Result<Kernel> {
     };
     check_name(&name)?;
     let folder = options.dirs.kernels(&options.place).join(&name);
+    let there = read(&folder.join("kernel.json"));
     if folder.exists() {
-        let there = read(&folder.join("kernel.json"));
         match there.as_ref().and_then(environment_of) {
             Some(other) if other == prefix => {}
             Some(other) => {
@@ -168,7 +168,9 @@ pub(super) fn prepare(prefix: &Path, options: &Options) -> Result<Kernel> {
         }
     }
     let shown = name.strip_prefix("tare-").unwrap_or(&name);
-    let display_name = options.display_name.clone().unwrap_or_else(|| format!("Python ({shown})"));
+    // Made again: it keeps the name that people know.
+    let before = there.as_ref().and_then(|spec| spec["display_name"].as_str()).map(str::to_owned);
+    let display_name = options.display_name.clone().or(before).unwrap_or_else(|| format!("Python ({shown})"));
     Ok(Kernel { name, display_name, prefix: prefix.to_owned(), folder, state: KernelState::Ready })
 }
 
