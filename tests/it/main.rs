@@ -17,6 +17,7 @@ mod hostile;
 mod interop;
 mod lock;
 mod malformed;
+mod notebook;
 mod reference;
 mod repair;
 mod shells;
