@@ -227,6 +227,15 @@ class Experiments(Case):
         self.assertIn("<svg", page)
         xml.dom.minidom.parseString(report.svg())
 
+    def test_the_lock_is_that_of_the_environment(self):
+        self.assertEqual(_experiment.environment_facts(), (None, None))
+        os.makedirs(os.path.join(self.folder, "conda-meta", "tare"))
+        with open(os.path.join(self.folder, "conda-meta", "tare", "environment.json"), "w", encoding="utf-8") as file:
+            json.dump({"environment_digest": "ab", "metadata": {"lock": {"sha256": "cd"}}}, file)
+        with mock.patch.object(sys, "prefix", self.folder), tare_notebook.experiment("x", path=self.log) as done:
+            pass
+        self.assertEqual((done.record["lock"], done.record["environment"]), ("cd", "ab"))
+
     def test_the_outer_of_two_knows_the_peak_of_the_inner(self):
         with tare_notebook.experiment("outer", path=self.log) as outer:
             with tare_notebook.experiment("inner", path=self.log) as inner:

@@ -722,7 +722,9 @@ pub async fn add_wheels(wheels: &[ReadyWheel], options: &Options, settings: &Set
         return Ok(Outcome { plan, changed: None });
     }
     let session = Session::open(settings, progress.clone())?;
-    let link = unsolved(&plan, &open, options)?;
+    let mut link = unsolved(&plan, &open, options)?;
+    // As the rest of the environment.
+    link.compile = !options.no_compile && open.stamp.as_ref().is_some_and(|stamp| stamp.compiled);
     let changed = run(&plan, &mut open, link, &session, progress).await?;
     Ok(Outcome { plan, changed: Some(changed) })
 }

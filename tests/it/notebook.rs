@@ -63,6 +63,7 @@ fn an_environment_becomes_a_kernel_that_starts_through_activation() {
     let prefix = environment(&env, true);
     let done = env.tare(&["notebook", "install", "-n", "vision", "--display-name", "Vision (A100)", "--json"]).ok().json();
     assert_eq!((done["kernel"]["name"].as_str(), done["changed"].as_bool()), (Some("tare-vision"), Some(true)));
+    env.tare(&["verify", "-n", "vision"]).ok();
     env.tare(&["env", "config", "vars", "set", "-n", "vision", "WANDB_MODE=offline"]).ok();
     let spec = kernel_json(&env, "tare-vision");
     assert_eq!(spec["display_name"], "Vision (A100)");
@@ -78,13 +79,12 @@ fn an_environment_becomes_a_kernel_that_starts_through_activation() {
     let record = tree(&prefix.join("lib/python3.11/site-packages"), &[]);
     assert!(record.iter().any(|line| line.starts_with("tare_notebook/_holders.py ")), "{record:?}");
     env.tare(&["list", "-n", "vision"]).ok().stdout_has("tare-notebook").stdout_has("pypi");
-    env.tare(&["verify", "-n", "vision"]).ok();
     // Again: nothing changes, and people find the kernel under the name they know.
     let again = env.tare(&["notebook", "install", "-n", "vision", "--json"]).ok().json();
     assert_eq!((again["changed"].as_bool(), again["kernel"]["display_name"].as_str()), (Some(false), Some("Vision (A100)")));
     assert_eq!(record, tree(&prefix.join("lib/python3.11/site-packages"), &[]));
 
-    // An update of the environment leaves kernel and package as they are.
+    // A change of the environment leaves the kernel as it is.
     env.tare(&["remove", "-n", "vision", "pypi::tare-notebook"]).ok();
     assert!(!prefix.join("lib/python3.11/site-packages/tare_notebook/__init__.py").exists());
     assert_eq!(start(&env, &spec).0, 0);
@@ -99,7 +99,6 @@ fn a_kernel_whose_environment_is_gone_says_so_and_ends() {
     env.tare(&["notebook", "install", "-n", "vision"]).ok();
     env.tare(&["notebook", "list"]).ok().stdout_has("tare-vision").stdout_has("ready");
     let spec = kernel_json(&env, "tare-vision");
-    // A link in its place: not the folder that its files name.
     let moved = env.envs().join("elsewhere");
     std::fs::rename(&prefix, &moved).unwrap();
     let (code, out, err) = start(&env, &spec);
