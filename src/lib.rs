@@ -35,6 +35,8 @@ pub mod gpu;
 pub mod install;
 /// Locks: readers and writers of every format, the check against the inputs, making an environment from one.
 pub mod lock;
+/// Environments as Jupyter kernels; the Python package `tare_notebook`.
+pub mod notebook;
 /// Subdir and virtual packages of the machine the environment is for.
 pub mod platform;
 /// An installed environment: names, records, activation, run.

@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import _driver, _memory, _torch, _zero
 from ._tables import Shown, Table, size
@@ -42,20 +42,23 @@ def _versions() -> Dict[str, Optional[str]]:
     return found
 
 
-def lock_digest() -> Optional[str]:
-    """Digest of the lock that this environment was made from, as tare wrote it down; None outside of tare's environments."""
+def environment_facts() -> Tuple[Optional[str], Optional[str]]:
+    """SHA-256 of the lock that this environment was made from, and the digest of its packages, as tare wrote them down (conda-meta/tare)."""
     try:
         with open(os.path.join(sys.prefix, "conda-meta", "tare", "environment.json"), encoding="utf-8") as file:
             facts = json.load(file)
     except (OSError, ValueError):
-        return None
-    for path in (("lock", "digest"), ("lock", "sha256"), ("lock_digest",), ("input", "lock", "sha256"), ("input_digest",), ("input", "digest")):
+        return None, None
+    if not isinstance(facts, dict):
+        return None, None
+
+    def text(*path: str) -> Optional[str]:
         value: Any = facts
         for part in path:
             value = value.get(part) if isinstance(value, dict) else None
-        if isinstance(value, str):
-            return value
-    return None
+        return value if isinstance(value, str) else None
+
+    return text("metadata", "lock", "sha256"), text("environment_digest")
 
 
 class Experiment:
@@ -112,6 +115,7 @@ class Experiment:
         holders = self._baseline.holders()
         end = _memory.Reading()
         self.held = list(holders)
+        lock, environment = environment_facts()
         self.record = {
             "schema_version": SCHEMA,
             "name": self.name,
@@ -129,7 +133,8 @@ class Experiment:
             "released": not self.held,
             "held": [{"kind": one.kind, "where": one.where, "bytes": one.nbytes, "release": one.release} for one in self.held],
             "versions": _versions(),
-            "lock": lock_digest(),
+            "lock": lock,
+            "environment": environment,
         }
         _append(self.path or log_path(), self.record)
 
@@ -254,9 +259,7 @@ def draw(records: List[Dict[str, Any]]) -> str:
         parts.append(f'<line x1="{x(start):.1f}" x2="{x(start):.1f}" y1="{y - 2}" y2="{y + 18}" stroke="#333" stroke-width="2"/>')
         parts.append(f'<text x="{x(peak) + 4:.1f}" y="{y + 12}">{html.escape(size(peak))}</text>')
     height = 22 + len(bars) * row + 6
-    legend = (
-        f'<text x="{left}" y="12">peak (light), still there at the end (dark; green where everything of the experiment was released), start (line)</text>'
-    )
+    legend = f'<text x="{left}" y="12">light: peak; dark: end (green: all of it released); line: start</text>'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'font-family="sans-serif" font-size="11" role="img">{legend}{"".join(parts)}</svg>'

@@ -417,8 +417,9 @@ class Describer:
                 return general("plotting or tracking", index, f"kept by {tracker}")
         loader = self._find(steps, lambda node: isinst(node, sys.modules.get("torch.utils.data.dataloader"), "_BaseDataLoaderIter"))
         if loader is not None:
-            line, _, _ = self._cut(steps[: loader + 1], root)
-            stop = f"{at(loader)}._shutdown_workers()" if at(loader) and hasattr(steps[loader].node, "_shutdown_workers") else None
+            expr = at(loader)
+            line = f"{expr} = None" if expr and re.search(r"\.[A-Za-z_]\w*$", expr) else self._cut(steps[: loader + 1], root)[0]
+            stop = f"{expr}._shutdown_workers()" if expr and hasattr(steps[loader].node, "_shutdown_workers") else None
             return "DataLoader workers", "; ".join(part for part in (stop, line) if part) or None, loader, ""
         graph = self._find(steps, lambda node: type(node).__name__ in ("CUDAGraph", "MemPool") and type(node).__module__.startswith("torch"))
         if graph is not None:
@@ -535,7 +536,7 @@ class Describer:
             return general("module global")
         if root is not None:
             return general(root.kind, last)
-        if self.search.truncated and last > 0:
+        if self.search.truncated:
             return "unknown", None, last, f"not followed to its root: {self.search.truncated}"
         if last > 0:
             return "C++", None, last, f"held by a {_search._type_name(type(steps[0].node))} that no Python object refers to (native code, or atexit)"

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from typing import Any, List, Optional, Tuple
@@ -172,18 +173,22 @@ def _main(arguments: List[str]) -> int:
     except ImportError:
         # The cells wait in their file: `%load_ext tare_notebook` takes them up.
         return 1
-    client = BlockingKernelClient(connection_file=path)
-    client.load_connection_file()
-    client.start_channels()
-    try:
-        client.wait_for_ready(timeout=60)
-        client.execute("get_ipython().extension_manager.load_extension('tare_notebook')", silent=False, store_history=False)
-        client.get_shell_msg(timeout=600)
-    except Exception:
-        return 1
-    finally:
-        client.stop_channels()
-    return 0
+    # Without the heartbeat, which takes a kernel that is only starting for dead.
+    deadline = time.monotonic() + 120.0
+    while time.monotonic() < deadline:
+        client = BlockingKernelClient(connection_file=path)
+        try:
+            client.load_connection_file()
+            client.start_channels(hb=False)
+            client.wait_for_ready(timeout=30)
+            client.execute("get_ipython().extension_manager.load_extension('tare_notebook')", silent=False, store_history=False)
+            client.get_shell_msg(timeout=600)
+            return 0
+        except Exception:
+            time.sleep(0.5)
+        finally:
+            client.stop_channels()
+    return 1
 
 
 if __name__ == "__main__":

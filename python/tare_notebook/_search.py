@@ -400,13 +400,14 @@ class Search:
 
     def _down(self, starts: List[Any]) -> None:
         """Follows references downwards from nodes that are known, and writes down the way to each survivor that is met."""
-        wanted = set(self.unresolved())
+        # Survivors, and what is known to lead to them: a model before each of its parameters.
+        wanted = self._needed()
         came: Dict[int, int] = {}
         objects: Dict[int, Any] = {id(one): one for one in starts}
         layer: List[Any] = list(starts)
         self.own.update((id(came), id(objects), id(layer), id(starts), id(wanted)))
         first = set(objects)
-        while layer and wanted and len(came) < DOWN and time.monotonic() < self.deadline:
+        while layer and self.unresolved() and len(came) < DOWN and time.monotonic() < self.deadline:
             following: List[Any] = []
             self.own.add(id(following))
             for parent in layer:
@@ -424,8 +425,10 @@ class Search:
                     came[key] = id(parent)
                     if key in wanted:
                         objects[key] = child
-                        self._write_down(key, came, objects)
-                        wanted.discard(key)
+                        if key not in self.way:
+                            self._write_down(key, came, objects)
+                        if not _is_tensor(child):
+                            following.append(child)
                         continue
                     if key in self.spaces or key in self.own or isinstance(child, (type, types.ModuleType)) or self._root(child, key) is not None:
                         continue

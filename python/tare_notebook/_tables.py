@@ -61,7 +61,8 @@ class Table:
         def cell(tag: str, index: int, text: str) -> str:
             align = "right" if index in self.right else "left"
             font = "font-family:monospace;" if tag == "td" else ""
-            return f'<{tag} style="text-align:{align};{font}padding:1px 8px;white-space:pre-wrap">{html.escape(text)}</{tag}>'
+            wrap = "pre" if index in self.right else "pre-wrap;overflow-wrap:anywhere"
+            return f'<{tag} style="text-align:{align};{font}padding:1px 8px;white-space:{wrap}">{html.escape(text)}</{tag}>'
 
         head = "".join(cell("th", index, name) for index, name in enumerate(self.columns))
         body = "".join("<tr>" + "".join(cell("td", index, text) for index, text in enumerate(row)) + "</tr>" for row in self.rows)

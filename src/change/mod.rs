@@ -35,8 +35,8 @@ use crate::error::{Error, Kind, Result};
 use crate::install::{self, Cancel, ExistingEnvironment, LinkMode, PrefixLock, Stamp};
 use crate::platform::GpuIntent;
 use crate::prefix::{Prefix, Which};
-use crate::pypi::PypiPlan;
 use crate::pypi::installed::{self, Installed};
+use crate::pypi::{PypiPlan, ReadyWheel};
 use crate::report::Progress;
 use crate::resolve::{self, Inputs, Resolved};
 use crate::solve::{self, Favor};
@@ -730,6 +730,35 @@ pub async fn remove(names: &[String], prune: bool, options: &Options, settings: 
         return Ok(Outcome { plan, changed: None });
     }
     let session = Session::open(settings, progress.clone())?;
+    let link = unsolved(&plan, &open, options)?;
+    let changed = run(&plan, &mut open, link, &session, progress).await?;
+    Ok(Outcome { plan, changed: Some(changed) })
+}
+
+/// Adds Python packages whose wheels are at hand, or replaces other versions of them. Nothing is solved and no conda package changes.
+///
+/// # Errors
+/// As for [`change`]; there is no Python in the environment, or a wheel does not fit it.
+pub async fn add_wheels(wheels: &[ReadyWheel], options: &Options, settings: &Settings, progress: Arc<dyn Progress>) -> Result<Outcome> {
+    let path = crate::prefix::locate(&options.which, &create::places(settings))?;
+    let mut open = open(&path, options, &*progress).await?;
+    let records: Vec<RepoDataRecord> = open.known.iter().map(|known| known.record.repodata_record.clone()).collect();
+    let mut plan = ChangePlan::new(&open, &records, &BTreeSet::new())?;
+    plan.same_input = true;
+    plan.pypi = installed::Changes::towards(open.python.clone(), wheels, false);
+    if options.dry_run || plan.is_nothing(&open) {
+        return Ok(Outcome { plan, changed: None });
+    }
+    let session = Session::open(settings, progress.clone())?;
+    let mut link = unsolved(&plan, &open, options)?;
+    // As the rest of the environment.
+    link.compile = !options.no_compile && open.stamp.as_ref().is_some_and(|stamp| stamp.compiled);
+    let changed = run(&plan, &mut open, link, &session, progress).await?;
+    Ok(Outcome { plan, changed: Some(changed) })
+}
+
+/// What to link for a plan that nothing was solved for.
+fn unsolved(plan: &ChangePlan, open: &Open, options: &Options) -> Result<install::Plan> {
     let subdir = open.prefix.subdir().ok_or_else(|| Error::failure("the platform of the environment cannot be told"))?;
     let mut link = install::Plan::new(open.prefix.path(), subdir, plan.link.clone());
     link.requested = plan.requested_specs();
@@ -740,8 +769,7 @@ pub async fn remove(names: &[String], prune: bool, options: &Options, settings: 
     if let Some(facts) = link.metadata.as_object_mut() {
         facts.insert("input_digest".to_owned(), serde_json::Value::Null);
     }
-    let changed = run(&plan, &mut open, link, &session, progress).await?;
-    Ok(Outcome { plan, changed: Some(changed) })
+    Ok(link)
 }
 
 fn not_installed(open: &Open, name: &str) -> Error {

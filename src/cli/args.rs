@@ -88,6 +88,8 @@ pub enum Command {
     Auth(AuthCommand),
     #[command(subcommand)]
     Gpu(super::gpu::GpuCommand),
+    #[command(subcommand)]
+    Notebook(super::notebook::NotebookCommand),
     Completions(CompletionsArgs),
     /// Asks a driver library in a process of its own, for `gpu info` and `gpu top`
     #[command(name = "__gpu-probe", hide = true)]
@@ -281,6 +283,9 @@ pub struct CreateArgs {
     /// With `--check`: what cannot be tested on a GPU ends with exit code 8
     #[arg(long, requires = "check")]
     pub require_gpu: bool,
+    /// Install `tare_notebook` too, and make the environment a Jupyter kernel, as `tare notebook install` does
+    #[arg(long, conflicts_with = "dry_run")]
+    pub notebook: bool,
     #[command(flatten)]
     pub channels: ChannelArgs,
     #[command(flatten)]

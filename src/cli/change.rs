@@ -137,6 +137,7 @@ pub async fn clone(source: &str, args: &CreateArgs, context: &Context<'_>) -> Re
     let changed = change::clone_environment(source, &options, &context.settings, context.printer.progress()).await?;
     context.printer.note(&format!("created `{}` as a copy: {}", changed.prefix.display(), details(&changed)));
     let mut document = json!({ "prefix": changed.prefix, "dry_run": false, "changed": true, "installed": changed });
+    super::notebook::after_create(&changed.prefix, args.notebook, &mut document, context).await?;
     let code = super::check::after_create(&changed.prefix, super::check::wanted(args), &mut document, context).await?;
     context.printer.json(&document);
     Ok(code)

@@ -47,6 +47,7 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
             let message = format!("`{}` is already as asked: nothing to do", prefix.display());
             printer.note(&message);
             let mut document = json!({ "message": message, "prefix": prefix, "changed": false });
+            super::notebook::after_create(&prefix, args.notebook, &mut document, context).await?;
             let code = super::check::after_create(&prefix, super::check::wanted(&args), &mut document, context).await?;
             printer.json(&document);
             return Ok(code);
@@ -68,6 +69,7 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
             let mut document = create::plan_json(&planned, false);
             document["changed"] = json!(true);
             document["installed"] = json!(*installed);
+            super::notebook::after_create(&installed.prefix, args.notebook, &mut document, context).await?;
             let code = super::check::after_create(&installed.prefix, super::check::wanted(&args), &mut document, context).await?;
             printer.json(&document);
             return Ok(code);

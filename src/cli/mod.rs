@@ -18,6 +18,7 @@ mod gpu;
 mod info;
 mod list;
 mod lock;
+mod notebook;
 mod reference;
 mod run;
 mod search;
@@ -153,6 +154,8 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
             _ => error.with_kind(Kind::Run(125)),
         }),
         Command::Shell(args) => shell::shell(&args, &global),
+        // A kernel becomes another program, and reads no configuration of tare's.
+        Command::Notebook(notebook::NotebookCommand::Launch(args)) => notebook::launch(&args),
         command => {
             let context = Context::load(&global, printer)?;
             match command {
@@ -190,6 +193,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Config(args) => config::config(args.command, &context),
                 Command::Clean(args) => block_on(clean::clean(&args, &context)),
                 Command::Auth(args) => auth::auth(args, &context),
+                Command::Notebook(command) => block_on(notebook::run(command, &context)),
                 Command::Completions(_)
                 | Command::DetectGpu { .. }
                 | Command::GpuProbe { .. }

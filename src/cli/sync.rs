@@ -27,7 +27,7 @@ pub async fn sync(args: SyncArgs, context: &Context<'_>) -> Result<u8> {
         dry_run: args.dry_run,
         ..link_options(&args.link)
     };
-    run(&options, None, context).await
+    run(&options, None, false, context).await
 }
 
 /// `create --lock LOCK` and `create --locked`: the lock must satisfy the files and specs, if there are any.
@@ -61,7 +61,7 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
         dry_run: args.dry_run,
         ..link_options(&args.link)
     };
-    run(&options, super::check::wanted(&args), context).await
+    run(&options, super::check::wanted(&args), args.notebook, context).await
 }
 
 fn link_options(link: &LinkArgs) -> SyncOptions {
@@ -77,8 +77,8 @@ fn link_options(link: &LinkArgs) -> SyncOptions {
     }
 }
 
-/// `check`: whether the environment is checked at the end, with `--require-gpu` or without.
-async fn run(options: &SyncOptions, check: Option<bool>, context: &Context<'_>) -> Result<u8> {
+/// `check`: whether the environment is checked at the end, with `--require-gpu` or without. `notebook`: whether it becomes a Jupyter kernel.
+async fn run(options: &SyncOptions, check: Option<bool>, notebook: bool, context: &Context<'_>) -> Result<u8> {
     let started = std::time::Instant::now();
     let printer = context.printer;
     match lock::sync(options, &context.settings, printer.progress()).await? {
@@ -86,6 +86,7 @@ async fn run(options: &SyncOptions, check: Option<bool>, context: &Context<'_>) 
             let message = format!("`{}` is what the lock says: nothing to do", prefix.display());
             printer.note(&message);
             let mut document = json!({ "message": message, "prefix": prefix, "changed": false });
+            super::notebook::after_create(&prefix, notebook, &mut document, context).await?;
             let code = super::check::after_create(&prefix, check, &mut document, context).await?;
             printer.json(&document);
             return Ok(code);
@@ -135,6 +136,7 @@ async fn run(options: &SyncOptions, check: Option<bool>, context: &Context<'_>) 
             printer.note(&summary(&installed, started.elapsed()));
             printer.note(&format!("to use it: tare run {environment} COMMAND, or eval \"$(tare shell-hook {environment})\""));
             let mut document = json!({ "prefix": installed.prefix, "changed": true, "installed": *installed });
+            super::notebook::after_create(&installed.prefix, notebook, &mut document, context).await?;
             let code = super::check::after_create(&installed.prefix, check, &mut document, context).await?;
             printer.json(&document);
             return Ok(code);

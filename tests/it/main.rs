@@ -19,6 +19,7 @@ mod hostile;
 mod interop;
 mod lock;
 mod malformed;
+mod notebook;
 mod pip;
 mod pip_locks;
 mod reference;

@@ -1,0 +1,333 @@
+//! Kernelspecs: folders with a `kernel.json` where Jupyter looks for kernels (jupyter_client's documentation, "Kernel specs"; jupyter_core's data
+//! folders). Those that tare makes say so in their metadata, and no other is touched.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::Options;
+use crate::error::{Error, Result};
+use crate::install::metadata::write_file;
+
+const SCHEMA: u32 = 1;
+
+/// Where a kernelspec goes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Place {
+    /// The user's own Jupyter data.
+    #[default]
+    User,
+    /// `share/jupyter` of this folder: that of another environment, or `/usr/local`.
+    Prefix(PathBuf),
+}
+
+/// Where Jupyter keeps its data.
+#[derive(Debug, Clone, Default)]
+pub struct DataDirs {
+    /// JUPYTER_DATA_DIR, else the usual place of the system.
+    pub user: PathBuf,
+    /// JUPYTER_PATH, and what the system shares.
+    pub more: Vec<PathBuf>,
+}
+
+impl DataDirs {
+    /// As jupyter_core finds them.
+    ///
+    /// # Errors
+    /// There is no home folder and no variable that names the place.
+    pub fn new(home: Option<&Path>, env: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let set = |name: &str| env(name).filter(|value| !value.is_empty());
+        let usual = || {
+            if cfg!(target_os = "macos") {
+                home.map(|home| home.join("Library/Jupyter"))
+            } else if cfg!(windows) {
+                set("APPDATA").map(|folder| Path::new(&folder).join("jupyter"))
+            } else {
+                set("XDG_DATA_HOME")
+                    .map(PathBuf::from)
+                    .or_else(|| home.map(|home| home.join(".local/share")))
+                    .map(|data| data.join("jupyter"))
+            }
+        };
+        let user = set("JUPYTER_DATA_DIR").map(PathBuf::from).or_else(usual).ok_or_else(|| {
+            Error::failure("there is no home folder for Jupyter's data").hint("name the place: JUPYTER_DATA_DIR, or --prefix")
+        })?;
+        let mut more: Vec<PathBuf> = set("JUPYTER_PATH").map(|value| std::env::split_paths(&value).collect()).unwrap_or_default();
+        if cfg!(unix) {
+            more.extend([PathBuf::from("/usr/local/share/jupyter"), PathBuf::from("/usr/share/jupyter")]);
+        }
+        more.retain(|folder| !folder.as_os_str().is_empty());
+        Ok(DataDirs { user, more })
+    }
+
+    /// The folder of kernels for a place.
+    pub fn kernels(&self, place: &Place) -> PathBuf {
+        match place {
+            Place::User => self.user.join("kernels"),
+            Place::Prefix(prefix) => prefix.join("share/jupyter/kernels"),
+        }
+    }
+}
+
+/// Whether a kernel can be started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KernelState {
+    /// As it should be.
+    Ready,
+    /// The environment is not there.
+    EnvironmentGone,
+    /// The environment has no ipykernel.
+    NoIpykernel,
+    /// The `tare` that starts it is not there.
+    ProgramGone,
+}
+
+impl KernelState {
+    /// For people.
+    pub fn text(self) -> &'static str {
+        match self {
+            KernelState::Ready => "ready",
+            KernelState::EnvironmentGone => "environment is gone",
+            KernelState::NoIpykernel => "no ipykernel",
+            KernelState::ProgramGone => "program is gone",
+        }
+    }
+}
+
+/// A kernel that tare made.
+#[derive(Debug, Clone, Serialize)]
+pub struct Kernel {
+    /// Name of its folder.
+    pub name: String,
+    /// What people see.
+    pub display_name: String,
+    /// The environment.
+    pub prefix: PathBuf,
+    /// The folder of the kernelspec.
+    pub folder: PathBuf,
+    /// Whether it can be started.
+    pub state: KernelState,
+}
+
+/// A name for the kernel of an environment: `tare-NAME`, of the characters that Jupyter takes.
+pub fn default_name(prefix: &Path) -> String {
+    let folder = prefix.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+    // An environment inside a project is called after the project.
+    let hidden = folder.starts_with('.') || folder == "env" || folder == "venv";
+    let parent = prefix.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().to_lowercase());
+    let base = if hidden { parent.unwrap_or(folder) } else { folder };
+    let mut slug: String = base.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect();
+    slug = slug.trim_matches(['-', '.', '_']).to_owned();
+    if slug.is_empty() { "tare".to_owned() } else { format!("tare-{slug}") }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let good = !name.is_empty() && !name.starts_with('.') && name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
+    if good {
+        return Ok(());
+    }
+    Err(Error::usage(format!("`{name}` cannot be the name of a kernel"))
+        .because("Jupyter takes letters and digits of ASCII, `-`, `.` and `_`")
+        .hint("what people see may be anything: --display-name"))
+}
+
+fn read(file: &Path) -> Option<Value> {
+    serde_json::from_slice(&std::fs::read(file).ok()?).ok()
+}
+
+/// The environment of a kernel.json that tare made.
+fn environment_of(spec: &Value) -> Option<PathBuf> {
+    spec["metadata"]["tare"]["prefix"].as_str().map(PathBuf::from)
+}
+
+/// The kernel that is to be written; refuses to take the place of another.
+pub(super) fn prepare(prefix: &Path, options: &Options) -> Result<Kernel> {
+    let name = match &options.name {
+        Some(name) => name.to_lowercase(),
+        None => default_name(prefix),
+    };
+    check_name(&name)?;
+    let folder = options.dirs.kernels(&options.place).join(&name);
+    let there = read(&folder.join("kernel.json"));
+    if folder.exists() {
+        match there.as_ref().and_then(environment_of) {
+            Some(other) if other == prefix => {}
+            Some(other) => {
+                return Err(Error::failure(format!("the kernel `{name}` is that of another environment"))
+                    .because(format!("`{}`", other.display()))
+                    .hint("give this one a name of its own: --name NAME")
+                    .hint(format!("or remove the other: tare notebook remove {name}")));
+            }
+            None => {
+                return Err(Error::failure(format!("there is a kernel `{name}` that tare did not make"))
+                    .because(format!("`{}`", folder.display()))
+                    .hint("give this one a name of its own: --name NAME"));
+            }
+        }
+    }
+    let shown = name.strip_prefix("tare-").unwrap_or(&name);
+    // Made again: it keeps the name that people know.
+    let before = there.as_ref().and_then(|spec| spec["display_name"].as_str()).map(str::to_owned);
+    let display_name = options.display_name.clone().or(before).unwrap_or_else(|| format!("Python ({shown})"));
+    Ok(Kernel { name, display_name, prefix: prefix.to_owned(), folder, state: KernelState::Ready })
+}
+
+/// Writes the kernelspec.
+pub(super) fn write(kernel: &Kernel, binary: &Path) -> Result<()> {
+    let text = |path: &Path| {
+        path.to_str().map(str::to_owned).ok_or_else(|| {
+            Error::failure(format!("the path `{}` cannot be written into a kernelspec", path.display())).because("it is not UTF-8")
+        })
+    };
+    let spec = json!({
+        "argv": [text(binary)?, "notebook", "launch", "--prefix", text(&kernel.prefix)?, "{connection_file}"],
+        "display_name": kernel.display_name,
+        "language": "python",
+        "interrupt_mode": "signal",
+        "metadata": {
+            "debugger": true,
+            "tare": { "schema_version": SCHEMA, "prefix": text(&kernel.prefix)?, "version": env!("CARGO_PKG_VERSION") },
+        },
+    });
+    std::fs::create_dir_all(&kernel.folder).map_err(|error| Error::io("create", &kernel.folder, &error))?;
+    // A server that reads at this moment sees the old one or the new one.
+    let (new, path) = (kernel.folder.join(".kernel.json.new"), kernel.folder.join("kernel.json"));
+    write_file(&new, format!("{spec:#}\n").as_bytes())?;
+    std::fs::rename(&new, &path).map_err(|error| Error::io("write", &path, &error))
+}
+
+/// Every kernel that tare made, by name. `prefix`: look there too.
+pub fn list(dirs: &DataDirs, prefix: Option<&Path>) -> Vec<Kernel> {
+    let mut folders = vec![dirs.kernels(&Place::User)];
+    folders.extend(dirs.more.iter().map(|folder| folder.join("kernels")));
+    folders.extend(prefix.map(|prefix| dirs.kernels(&Place::Prefix(prefix.to_owned()))));
+    let mut found: Vec<Kernel> = Vec::new();
+    for entry in folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten() {
+        let folder = entry.path();
+        let Some(spec) = read(&folder.join("kernel.json")) else { continue };
+        let Some(prefix) = environment_of(&spec) else { continue };
+        if found.iter().any(|kernel| kernel.folder == folder) {
+            continue;
+        }
+        let program = spec["argv"][0].as_str().map(Path::new);
+        let state = if !prefix.join("conda-meta").is_dir() {
+            KernelState::EnvironmentGone
+        } else if program.is_some_and(|program| program.is_absolute() && !program.exists()) {
+            KernelState::ProgramGone
+        } else if !super::has_ipykernel(&prefix) {
+            KernelState::NoIpykernel
+        } else {
+            KernelState::Ready
+        };
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let display_name = spec["display_name"].as_str().unwrap_or(&name).to_owned();
+        found.push(Kernel { name, display_name, prefix, folder, state });
+    }
+    found.sort_by(|a, b| (&a.name, &a.folder).cmp(&(&b.name, &b.folder)));
+    found
+}
+
+/// Removes the kernelspec of a kernel that tare made. The environment stays as it is.
+///
+/// # Errors
+/// There is none of that name, or tare did not make it.
+pub fn remove(name: &str, dirs: &DataDirs, prefix: Option<&Path>) -> Result<Vec<Kernel>> {
+    let wanted = name.to_lowercase();
+    let all = list(dirs, prefix);
+    let (mine, others): (Vec<Kernel>, Vec<Kernel>) = all.into_iter().partition(|kernel| kernel.name == wanted);
+    if mine.is_empty() {
+        let folder = dirs.kernels(&Place::User).join(&wanted);
+        if check_name(&wanted).is_ok() && folder.exists() {
+            return Err(Error::failure(format!("tare did not make the kernel `{name}`"))
+                .because(format!("`{}`", folder.display()))
+                .hint(format!("leave it to Jupyter: jupyter kernelspec remove {wanted}")));
+        }
+        let names: Vec<&str> = others.iter().map(|kernel| kernel.name.as_str()).collect();
+        let error = Error::failure(format!("there is no kernel `{name}`"));
+        return Err(if names.is_empty() {
+            error.because("tare has made none")
+        } else {
+            error.hint(format!("there are: {}", names.join(", ")))
+        });
+    }
+    for kernel in &mine {
+        std::fs::remove_dir_all(&kernel.folder).map_err(|error| Error::io("remove", &kernel.folder, &error))?;
+    }
+    Ok(mine)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn options(folder: &Path) -> Options {
+        let dirs = DataDirs { user: folder.join("jupyter"), more: Vec::new() };
+        Options { dirs, binary: PathBuf::from("/opt/tare"), ..Options::default() }
+    }
+
+    #[test]
+    fn names_are_what_jupyter_takes() {
+        for (path, name) in [
+            ("/envs/vision", "tare-vision"),
+            ("/envs/My Env", "tare-my-env"),
+            ("/work/project/.venv", "tare-project"),
+            ("/work/project/env", "tare-project"),
+            ("/envs/größe", "tare-gr--e"),
+            ("/envs/日本", "tare"),
+        ] {
+            assert_eq!(default_name(Path::new(path)), name);
+            assert!(check_name(name).is_ok());
+        }
+        for bad in ["", "a b", "../x", ".hidden", "a/b", "ä"] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn data_folders_follow_the_variables() {
+        let home = Path::new("/home/u");
+        let with = |pairs: &'static [(&str, &str)]| {
+            DataDirs::new(Some(home), move |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())).unwrap()
+        };
+        if cfg!(target_os = "linux") {
+            assert_eq!(with(&[]).user, home.join(".local/share/jupyter"));
+            assert_eq!(with(&[("XDG_DATA_HOME", "/x")]).user, Path::new("/x/jupyter"));
+            assert_eq!(with(&[("JUPYTER_DATA_DIR", "/j"), ("XDG_DATA_HOME", "/x")]).user, Path::new("/j"));
+            assert_eq!(with(&[("JUPYTER_PATH", "/a:/b")]).more[..2], [PathBuf::from("/a"), PathBuf::from("/b")]);
+            assert!(DataDirs::new(None, |_| None).is_err());
+        }
+    }
+
+    #[test]
+    fn only_its_own_kernels_are_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = options(folder.path());
+        let prefix = folder.path().join("envs/a");
+        std::fs::create_dir_all(prefix.join("conda-meta")).unwrap();
+        let kernel = prepare(&prefix, &options).unwrap();
+        write(&kernel, &options.binary).unwrap();
+        // Again is fine; for another environment it is not.
+        assert!(prepare(&prefix, &options).is_ok());
+        let other = Options { name: Some("tare-a".into()), ..options.clone() };
+        let error = prepare(&folder.path().join("envs/b"), &other).unwrap_err();
+        assert!(error.message().contains("another environment"), "{error}");
+        let foreign = options.dirs.kernels(&Place::User).join("python3");
+        std::fs::create_dir_all(&foreign).unwrap();
+        std::fs::write(foreign.join("kernel.json"), "{\"argv\":[\"python\"]}").unwrap();
+        assert!(
+            prepare(&prefix, &Options { name: Some("python3".into()), ..options.clone() }).unwrap_err().message().contains("did not make")
+        );
+        let listed = list(&options.dirs, None);
+        assert_eq!(listed.len(), 1);
+        assert_eq!((listed[0].name.as_str(), listed[0].state), ("tare-a", KernelState::ProgramGone));
+        assert!(remove("python3", &options.dirs, None).unwrap_err().message().contains("did not make"));
+        assert!(remove("nope", &options.dirs, None).is_err());
+        assert!(remove("../a", &options.dirs, None).is_err());
+        assert_eq!(remove("tare-a", &options.dirs, None).unwrap().len(), 1);
+        assert!(list(&options.dirs, None).is_empty());
+        assert!(foreign.exists());
+    }
+}

@@ -1,0 +1,140 @@
+//! Environments as Jupyter kernels, and the Python package `tare_notebook` that goes into them.
+
+mod kernel;
+mod package;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+pub use kernel::{DataDirs, Kernel, KernelState, Place, default_name, list, remove};
+pub use package::{PACKAGE, wheel_bytes, wheel_file_name};
+
+use crate::change;
+use crate::config::Settings;
+use crate::error::{Error, Kind, Result};
+use crate::prefix::{self, Environment, Prefix, RunOptions};
+use crate::report::Progress;
+
+/// What `notebook install` is told.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Name of the kernel; from the environment's otherwise.
+    pub name: Option<String>,
+    /// What people see in the list of kernels.
+    pub display_name: Option<String>,
+    /// Where the kernelspec goes.
+    pub place: Place,
+    /// The program that starts the kernel: this one.
+    pub binary: PathBuf,
+    /// Only the package, no kernelspec.
+    pub no_kernel: bool,
+    /// Where Jupyter keeps its data.
+    pub dirs: DataDirs,
+}
+
+/// What `notebook install` did.
+#[derive(Debug, Clone, Serialize)]
+pub struct Done {
+    /// The environment.
+    pub prefix: PathBuf,
+    /// The kernel; `None` where only the package was asked for.
+    pub kernel: Option<Kernel>,
+    /// Version of `tare_notebook` in the environment.
+    pub package: String,
+    /// The package was not there before, or another version of it.
+    pub changed: bool,
+}
+
+/// Whether `ipykernel` is in the environment.
+pub fn has_ipykernel(prefix: &Path) -> bool {
+    prefix::site_packages(prefix).iter().any(|site| prefix.join(site).join("ipykernel_launcher.py").is_file())
+}
+
+fn no_ipykernel(prefix: &Path) -> Error {
+    Error::failure(format!("`{}` has no ipykernel", prefix.display()))
+        .because("a Jupyter kernel for Python is started by `python -m ipykernel_launcher`")
+        .hint(format!("add it: tare install -p '{}' ipykernel", prefix.display()))
+}
+
+/// Puts `tare_notebook` into the environment at `change.which` and, unless told otherwise, makes the environment a kernel.
+///
+/// # Errors
+/// No environment, or one that was moved; no Python or no ipykernel in it; the package cannot be linked; the name of the kernel is another's.
+pub async fn install(
+    prefix: &Path,
+    options: &Options,
+    change: &change::Options,
+    settings: &Settings,
+    progress: Arc<dyn Progress>,
+) -> Result<Done> {
+    let opened = Prefix::open(prefix)?;
+    let prefix = opened.path().to_owned();
+    if !prefix.join("bin/python").exists() {
+        return Err(Error::failure(format!("`{}` has no Python", prefix.display())).hint("add it: tare install python"));
+    }
+    let kernel = if options.no_kernel {
+        None
+    } else {
+        if !has_ipykernel(&prefix) {
+            return Err(no_ipykernel(&prefix));
+        }
+        // Refused before anything is changed.
+        Some(kernel::prepare(&prefix, options)?)
+    };
+    let ready = package::ready(&settings.cache_dir.value, &options.binary)?;
+    let mut change = change.clone();
+    change.which = prefix::Which { name: None, prefix: Some(prefix.clone()) };
+    let outcome = change::add_wheels(&[ready], &change, settings, progress).await?;
+    if let Some(kernel) = &kernel
+        && !change.dry_run
+    {
+        kernel::write(kernel, &options.binary)?;
+    }
+    Ok(Done { prefix, kernel, package: env!("CARGO_PKG_VERSION").to_owned(), changed: !outcome.plan.is_empty() })
+}
+
+/// Starts the kernel of an environment; only returns if that cannot be. What is wrong is for the log of the Jupyter server.
+///
+/// # Errors
+/// The environment is gone or was moved, or has no ipykernel: kind run, so that the server sees the kernel die instead of waiting for it.
+pub fn launch(prefix: &Path, connection_file: &str, env: &Environment) -> Result<u8> {
+    let dead = |error: Error| error.with_kind(Kind::Run(125));
+    let again = || format!("to make the kernel again: tare notebook install -p '{}'", prefix.display());
+    let gone =
+        |error: Error| dead(error.context("the environment of this kernel cannot be used")).hint("to see all kernels: tare notebook list");
+    if !prefix.exists() {
+        return Err(dead(
+            Error::failure(format!("the environment of this kernel is gone: `{}` is not there", prefix.display()))
+                .because("it was removed, renamed or moved after the kernel was made")
+                .hint(again())
+                .hint("to see kernels whose environments are gone, and remove them: tare notebook list, tare notebook remove NAME"),
+        ));
+    }
+    let opened = Prefix::open(prefix).map_err(gone)?;
+    if let Some(stamp) = opened.stamp().map_err(gone)?
+        && stamp.prefix != prefix
+        && std::fs::canonicalize(&stamp.prefix).ok() != std::fs::canonicalize(prefix).ok()
+    {
+        return Err(dead(
+            Error::failure(format!(
+                "the environment of this kernel was moved: `{}` was made as `{}`",
+                prefix.display(),
+                stamp.prefix.display()
+            ))
+            .hint(format!("repair it where it is: tare relocate -p '{}'", prefix.display())),
+        ));
+    }
+    if !has_ipykernel(prefix) {
+        return Err(dead(no_ipykernel(prefix)));
+    }
+    // The server may run in another environment: what it set for its own libraries and Python is not for this one.
+    let mut clean = env.clone();
+    for name in ["LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__", "VIRTUAL_ENV"] {
+        clean.remove(std::ffi::OsStr::new(name));
+    }
+    let python = prefix.join("bin/python").display().to_string();
+    let command = [python, "-m".to_owned(), "ipykernel_launcher".to_owned(), "-f".to_owned(), connection_file.to_owned()];
+    prefix::run(&opened, &command.map(std::ffi::OsString::from), &RunOptions::default(), &clean)
+}

@@ -1,0 +1,199 @@
+//! `tare notebook`: kernels and the Python package.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::common::channel::{Channel, Package};
+use crate::common::{TestEnv, tree};
+
+/// An environment with something that passes for Python: it prints its arguments and its variables.
+fn environment(env: &TestEnv, ipykernel: bool) -> PathBuf {
+    let mut channel = Channel::new(env.path().join("channel"));
+    channel.add(
+        &Package::new("python", "3.11.9")
+            .file("bin/python3.11", "#!/bin/sh\nif [ \"$1\" = -m ]; then echo \"args: $*\"; env; fi\n")
+            .symlink("bin/python", "python3.11"),
+    );
+    channel.add(
+        &Package::new("ipykernel", "6.0")
+            .noarch_python(&[])
+            .depends(&["python"])
+            .file("site-packages/ipykernel_launcher.py", "")
+            .file("site-packages/ipykernel/__init__.py", ""),
+    );
+    let url = channel.url();
+    let mut args = vec!["create", "-n", "vision", "--override-channels", "-c", &url, "--no-compile", "python"];
+    if ipykernel {
+        args.push("ipykernel");
+    }
+    env.tare(&args).ok();
+    env.envs().join("vision")
+}
+
+fn kernel_json(env: &TestEnv, name: &str) -> Value {
+    let path = env.home().join(".local/share/jupyter/kernels").join(name).join("kernel.json");
+    serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap()
+}
+
+/// Starts a kernel as Jupyter does: the command of the kernelspec with a connection file.
+fn start(env: &TestEnv, spec: &Value) -> (i32, String, String) {
+    let argv: Vec<String> = spec["argv"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|arg| arg.as_str().unwrap().replace("{connection_file}", "/run/kernel-1.json"))
+        .collect();
+    let mut command = env.other(&argv[0]);
+    let output = command
+        .args(&argv[1..])
+        .env("LD_LIBRARY_PATH", "/server/lib")
+        .env("PYTHONHOME", "/server")
+        .env("CONDA_PREFIX", "/server")
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn an_environment_becomes_a_kernel_that_starts_through_activation() {
+    let env = TestEnv::new();
+    let prefix = environment(&env, true);
+    let done = env.tare(&["notebook", "install", "-n", "vision", "--display-name", "Vision (A100)", "--json"]).ok().json();
+    assert_eq!((done["kernel"]["name"].as_str(), done["changed"].as_bool()), (Some("tare-vision"), Some(true)));
+    env.tare(&["verify", "-n", "vision"]).ok();
+    env.tare(&["env", "config", "vars", "set", "-n", "vision", "WANDB_MODE=offline"]).ok();
+    let spec = kernel_json(&env, "tare-vision");
+    assert_eq!(spec["display_name"], "Vision (A100)");
+    let (code, out, err) = start(&env, &spec);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.starts_with("args: -m ipykernel_launcher -f /run/kernel-1.json\n"), "{out}");
+    let has = |line: &str| out.lines().any(|found| found == line);
+    assert!(has("WANDB_MODE=offline") && has(&format!("CONDA_PREFIX={}", prefix.display())), "{out}");
+    assert!(out.contains(&format!("\nPATH={}/bin:", prefix.display())), "{out}");
+    assert!(!out.contains("LD_LIBRARY_PATH") && !out.contains("PYTHONHOME"), "{out}");
+
+    // The package is a package like any other: listed, verified, removed.
+    let record = tree(&prefix.join("lib/python3.11/site-packages"), &[]);
+    assert!(record.iter().any(|line| line.starts_with("tare_notebook/_holders.py ")), "{record:?}");
+    env.tare(&["list", "-n", "vision"]).ok().stdout_has("tare-notebook").stdout_has("pypi");
+    // Again: nothing changes, and people find the kernel under the name they know.
+    let again = env.tare(&["notebook", "install", "-n", "vision", "--json"]).ok().json();
+    assert_eq!((again["changed"].as_bool(), again["kernel"]["display_name"].as_str()), (Some(false), Some("Vision (A100)")));
+    assert_eq!(record, tree(&prefix.join("lib/python3.11/site-packages"), &[]));
+
+    // A change of the environment leaves the kernel as it is.
+    env.tare(&["remove", "-n", "vision", "pypi::tare-notebook"]).ok();
+    assert!(!prefix.join("lib/python3.11/site-packages/tare_notebook/__init__.py").exists());
+    assert_eq!(start(&env, &spec).0, 0);
+    env.tare(&["notebook", "install", "-n", "vision", "--no-kernel"]).ok();
+    assert!(prefix.join("lib/python3.11/site-packages/tare_notebook/__init__.py").exists());
+}
+
+#[test]
+fn a_kernel_whose_environment_is_gone_says_so_and_ends() {
+    let env = TestEnv::new();
+    let prefix = environment(&env, true);
+    env.tare(&["notebook", "install", "-n", "vision"]).ok();
+    env.tare(&["notebook", "list"]).ok().stdout_has("tare-vision").stdout_has("ready");
+    let spec = kernel_json(&env, "tare-vision");
+    let moved = env.envs().join("elsewhere");
+    std::fs::rename(&prefix, &moved).unwrap();
+    let (code, out, err) = start(&env, &spec);
+    assert_eq!((code, out.as_str()), (125, ""));
+    assert!(err.contains("the environment of this kernel is gone") && err.contains("hint: "), "{err}");
+    let json = env.tare(&["notebook", "list", "--json"]).ok().json();
+    assert_eq!(json["kernels"][0]["state"], "environment-gone");
+    let mut other = spec.clone();
+    other["argv"][4] = Value::from(moved.to_str().unwrap());
+    let (code, _, err) = start(&env, &other);
+    assert!(code == 125 && err.contains("was moved") && err.contains("tare relocate"), "{code} {err}");
+    std::fs::rename(&moved, &prefix).unwrap();
+    std::fs::remove_file(prefix.join("lib/python3.11/site-packages/ipykernel_launcher.py")).unwrap();
+    let (code, _, err) = start(&env, &spec);
+    assert!(code == 125 && err.contains("has no ipykernel") && err.contains("tare install -p"), "{code} {err}");
+    env.tare(&["notebook", "list"]).ok().stdout_has("no ipykernel");
+    env.tare(&["notebook", "remove", "tare-vision"]).ok().stderr_has("removed the kernel `tare-vision`");
+    env.tare(&["notebook", "remove", "tare-vision"]).expect_code(1).stderr_has("there is no kernel `tare-vision`");
+    assert!(prefix.exists());
+}
+
+#[test]
+fn what_cannot_be_a_kernel_is_told_how_it_can() {
+    let env = TestEnv::new();
+    let prefix = environment(&env, false);
+    let before = tree(&prefix, &[]);
+    env.tare(&["notebook", "install", "-n", "vision"])
+        .expect_code(1)
+        .stderr_has("has no ipykernel")
+        .stderr_has("hint: add it: tare install -p");
+    assert_eq!(before, tree(&prefix, &[]));
+    env.tare(&["notebook", "install", "-n", "nowhere"]).expect_code(1).stderr_has("nowhere");
+    env.tare(&["notebook", "install", "-n", "vision", "--name", "a b"]).expect_code(1);
+    env.tare(&["notebook", "list"]).ok().stderr_has("tare has made no kernels");
+    // `create --notebook` installs what it can, and says what is missing.
+    let url = format!("file://{}", env.path().join("channel").display());
+    let args = ["create", "-n", "two", "--override-channels", "-c", &url, "--no-compile", "--notebook", "python"];
+    env.tare(&args).ok().stderr_has("the environment has no ipykernel");
+    assert!(env.envs().join("two/lib/python3.11/site-packages/tare_notebook/__init__.py").exists());
+    let args = ["create", "-n", "three", "--override-channels", "-c", &url, "--no-compile", "--notebook", "python", "ipykernel", "--json"];
+    assert_eq!(env.tare(&args).ok().json()["notebook"]["kernel"]["name"], "tare-three");
+    let spec = kernel_json(&env, "tare-three");
+    assert!(spec["argv"].as_array().unwrap().iter().any(|arg| arg.as_str() == env.envs().join("three").to_str()), "{spec}");
+    let there = env.path().join("jupyter-home");
+    env.tare(&["notebook", "install", "-n", "three", "--prefix", there.to_str().unwrap(), "--name", "shared"]).ok();
+    assert!(there.join("share/jupyter/kernels/shared/kernel.json").exists());
+    env.tare(&["notebook", "list", "--prefix", there.to_str().unwrap()]).ok().stdout_has("shared");
+}
+
+/// The interpreter for the tests in Python; `None` after saying so.
+fn python() -> Option<PathBuf> {
+    let named = std::env::var_os("TARE_HOST_PYTHON").map(PathBuf::from);
+    let found = named.unwrap_or_else(|| "python3".into());
+    let asked = Command::new(&found).args(["-c", "import sys; sys.exit(sys.version_info < (3, 9))"]).output();
+    if asked.is_ok_and(|output| output.status.success()) {
+        return Some(found);
+    }
+    println!("skipped: no Python 3.9 or newer (TARE_HOST_PYTHON)");
+    None
+}
+
+fn suite(python: &Path, module: &str) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/tests");
+    let output = Command::new(python)
+        .args(["-B", "-m", "unittest", module])
+        .current_dir(folder)
+        .env("TARE_TEST_QUICK", "1")
+        .env_remove("TARE_TEST_TORCH")
+        .env_remove("PYTHONPATH")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("Ran ") && !text.contains("Ran 0 tests"), "{text}");
+}
+
+#[test]
+fn every_planted_holder_is_found_and_released() {
+    if let Some(python) = python() {
+        suite(&python, "test_planted");
+    }
+}
+
+#[test]
+fn the_package_does_what_it_says() {
+    if let Some(python) = python() {
+        suite(&python, "test_notebook");
+    }
+}
+
+/// In a Jupyter kernel, where `TARE_TEST_JUPYTER` names a Python with ipykernel and jupyter_client.
+#[test]
+fn it_works_in_a_kernel() {
+    match std::env::var_os("TARE_TEST_JUPYTER") {
+        Some(python) => suite(Path::new(&python), "test_kernel"),
+        None => println!("skipped: no Jupyter (TARE_TEST_JUPYTER)"),
+    }
+}
