@@ -16,3 +16,4 @@ mod interop;
 mod lock;
 mod malformed;
 mod reference;
+mod wheels;
