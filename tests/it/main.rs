@@ -15,5 +15,6 @@ mod hostile;
 mod interop;
 mod lock;
 mod malformed;
+mod pip;
 mod reference;
 mod wheels;
