@@ -369,7 +369,7 @@ pub(crate) async fn fetch_both(plan: &Plan, cache: &PackageCache, client: LazyCl
     for _ in 0..5 {
         let wheels = wheel_fetcher.ensure(&wanted).await?;
         if let Some(pypi) = &plan.pypi {
-            wheels::check_usable(pypi, &wheels)?;
+            wheels::check_usable(pypi, plan.subdir, &wheels)?;
         }
         let (packages, mut locks) = fetcher.fetch_all(&records).await?;
         let Some(held) = wheel_fetcher.hold(&wheels).await? else { continue };

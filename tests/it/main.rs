@@ -25,3 +25,4 @@ mod pip_locks;
 mod reference;
 mod repair;
 mod shells;
+mod wheels;

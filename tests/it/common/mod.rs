@@ -8,6 +8,8 @@ pub mod fakes;
 #[path = "../../../src/channel/test_server.rs"]
 pub mod server;
 pub mod terminal;
+#[path = "../../../src/pypi/test_wheel.rs"]
+pub mod wheel;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
