@@ -414,8 +414,7 @@ fn build(job: &Job, packages: &[fetch::Cached], layers: &[PathBuf], progress: &d
         }
         swap::Placing::Replace
     };
-    swap::sync_folder(Some(&stage.path().join("conda-meta")));
-    swap::sync_folder(Some(stage.path()));
+    swap::sync_stage(stage.path());
     plan.cancel.check()?;
     swap::place(stage, prefix, placing)?;
     lap(&mut seconds.finish);

@@ -9,6 +9,7 @@ mod concurrency;
 mod create;
 mod environments;
 mod export;
+mod faults;
 mod gpu;
 mod host;
 mod hostile;
