@@ -544,8 +544,7 @@ fn build(
         }
         swap::Placing::Replace
     };
-    swap::sync_folder(Some(&stage.path().join("conda-meta")));
-    swap::sync_folder(Some(stage.path()));
+    swap::sync_stage(stage.path());
     plan.cancel.check()?;
     swap::place(stage, prefix, placing)?;
     lap(&mut seconds.finish);

@@ -632,8 +632,7 @@ fn build(
         pypi: &pypi,
     };
     metadata::write_notes(stage.path(), &notes, written, &prefix_records)?;
-    swap::sync_folder(Some(&stage.path().join("conda-meta")));
-    swap::sync_folder(Some(stage.path()));
+    swap::sync_stage(stage.path());
     plan.cancel.check()?;
     swap::place(stage, prefix, placing)?;
     lap(&mut seconds.finish);

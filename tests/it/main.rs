@@ -12,6 +12,7 @@ mod digest;
 mod documents;
 mod environments;
 mod export;
+mod faults;
 mod gpu;
 mod gpu_driver;
 mod host;

@@ -102,6 +102,8 @@ impl TestEnv {
             .env("TARE_ROOT", self.path())
             .env("LC_ALL", "C.UTF-8")
             .env("NO_COLOR", "1")
+            // Nobody cuts the power; `faults.rs` runs with it.
+            .env("TARE_NO_SYNC", "1")
             // Whatever GPU the machine has, a test sees none unless it says so.
             .env("CONDA_OVERRIDE_CUDA", "")
             // Nothing leaves this machine: every other host is behind a proxy that is not there.
