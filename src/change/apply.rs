@@ -636,8 +636,12 @@ fn restore_modes(
     for entry in linked.iter().flatten() {
         let path = stage.join(&entry.relative_path);
         if std::fs::symlink_metadata(&path).is_ok_and(|about| about.is_file()) {
-            let executable = modes.get(&entry.relative_path) == Some(&FileKind::Executable);
-            install::set_mode(&path, if executable { 0o755 } else { 0o644 })?;
+            let mode = match modes.get(&entry.relative_path) {
+                Some(FileKind::Executable) => 0o755,
+                Some(FileKind::Mode(mode)) => *mode,
+                _ => 0o644,
+            };
+            install::set_mode(&path, mode)?;
         }
     }
     Ok(())
@@ -780,6 +784,7 @@ fn write_metadata(
         all_python.extend(if copied { crate::pypi::installed::relist(stage, installed)? } else { installed.tare.clone() });
     }
     let pypi = all_python;
+    let exact_modes = exact_modes(job);
     let notes = Notes {
         prefix: &plan.prefix,
         subdir: plan.subdir,
@@ -789,6 +794,7 @@ fn write_metadata(
         command: &plan.command,
         compiled,
         metadata: &plan.metadata,
+        exact_modes: &exact_modes,
         pypi: &pypi,
     };
     metadata::write_stamp(stage, &notes, state, written, &prefix_records)?;
@@ -796,6 +802,16 @@ fn write_metadata(
         replace(&stage.join(metadata::TARE_FOLDER).join(name), text.as_bytes())?;
     }
     Ok(())
+}
+
+/// The files of kept packages that another tool installed, or that were noted as such before.
+fn exact_modes(job: &Job) -> HashSet<PathBuf> {
+    let stamp = Stamp::read(&job.base).ok().flatten();
+    let ours = |known: &&Known| stamp.as_ref().is_some_and(|stamp| stamp.records.iter().any(|(name, _)| *name == known.file));
+    let mut exact: HashSet<PathBuf> = job.keep.iter().filter(|known| !ours(known)).flat_map(Known::paths).map(Path::to_path_buf).collect();
+    let noted = install::read_modes(&job.base).unwrap_or_default();
+    exact.extend(noted.into_iter().filter(|(_, kind)| matches!(kind, FileKind::Mode(_))).map(|(path, _)| path));
+    exact
 }
 
 /// Gives a path of a record another name; `original`: where it belongs, if that is elsewhere.

@@ -1,6 +1,6 @@
 //! What is written into `conda-meta`: package records, `history`, `state` and tare's own notes; and `~/.conda/environments.txt`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};
@@ -284,6 +284,8 @@ pub(crate) struct Notes<'a> {
     pub command: &'a [String],
     pub compiled: bool,
     pub metadata: &'a serde_json::Value,
+    /// Files of packages that another tool installed: their modes are noted as they are.
+    pub exact_modes: &'a HashSet<PathBuf>,
     /// The Python packages that tare installed.
     pub pypi: &'a [TareRecord],
 }
@@ -321,7 +323,7 @@ pub(crate) fn write_stamp(
     fs_err::create_dir_all(&folder).map_err(|error| Error::io("create the folder", &folder, &error))?;
     set_mode(&folder, 0o755)?;
     write_file(&folder.join("files"), manifest(records, notes.pypi).as_bytes())?;
-    write_file(&folder.join("modes"), modes(stage, records).as_bytes())?;
+    write_file(&folder.join("modes"), modes(stage, records, notes.exact_modes).as_bytes())?;
     let stamp = Stamp {
         schema_version: STAMP_VERSION,
         tare_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -355,7 +357,7 @@ pub(crate) fn update_stamp(stage: &Path, stamp: Option<&Stamp>, written: &[(Stri
         write_file(&folder.join("files"), manifest(records, &pypi).as_bytes())?;
     }
     if !folder.join("modes").exists() {
-        write_file(&folder.join("modes"), modes(stage, records).as_bytes())?;
+        write_file(&folder.join("modes"), modes(stage, records, &HashSet::new()).as_bytes())?;
     }
     Ok(())
 }
@@ -396,13 +398,16 @@ fn manifest(records: &[PrefixRecord], pypi: &[TareRecord]) -> String {
 pub(crate) enum FileKind {
     /// A file with mode 0755; every file that is not noted has 0644.
     Executable,
+    /// A file that another tool installed, with the mode that it had.
+    Mode(u32),
     /// A symbolic link and what it points to.
     Link(String),
 }
 
 /// The text of `conda-meta/tare/modes`: a line `x PATH` for each executable file, two lines `l PATH` and `> TARGET` for each link. Package records say
-/// neither, and `verify` wants to know.
-fn modes(stage: &Path, records: &[PrefixRecord]) -> String {
+/// neither, and `verify` wants to know. `exact`: files of other tools, which leave the modes of archive and umask: a line `m OCTAL PATH` for those that have
+/// neither 0644 nor 0755.
+fn modes(stage: &Path, records: &[PrefixRecord], exact: &HashSet<PathBuf>) -> String {
     let mut paths: Vec<&str> = records
         .iter()
         .flat_map(|record| &record.paths_data.paths)
@@ -424,7 +429,11 @@ fn modes(stage: &Path, records: &[PrefixRecord]) -> String {
             #[cfg(unix)]
             {
                 use std::os::unix::fs::PermissionsExt;
-                if metadata.is_file() && metadata.permissions().mode() & 0o100 != 0 {
+                let mode = metadata.permissions().mode() & 0o7777;
+                if metadata.is_file() && !matches!(mode, 0o644 | 0o755) && exact.contains(Path::new(path)) {
+                    return Some(format!("m {mode:04o} {path}\n"));
+                }
+                if metadata.is_file() && mode & 0o100 != 0 {
                     return Some(format!("x {path}\n"));
                 }
             }
@@ -442,6 +451,8 @@ pub(crate) fn read_modes(prefix: &Path) -> Option<std::collections::HashMap<Path
     while let Some(line) = lines.next() {
         if let Some(path) = line.strip_prefix("x ") {
             kinds.insert(PathBuf::from(path), FileKind::Executable);
+        } else if let Some((mode, path)) = line.strip_prefix("m ").and_then(|rest| rest.split_once(' ')) {
+            kinds.insert(PathBuf::from(path), FileKind::Mode(u32::from_str_radix(mode, 8).ok()?));
         } else if let Some(path) = line.strip_prefix("l ") {
             let target = lines.next()?.strip_prefix("> ")?;
             kinds.insert(PathBuf::from(path), FileKind::Link(target.to_owned()));

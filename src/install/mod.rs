@@ -629,6 +629,7 @@ fn build(
         command: &plan.command,
         compiled: plan.compile && not_compiled.is_none(),
         metadata: &plan.metadata,
+        exact_modes: &std::collections::HashSet::new(),
         pypi: &pypi,
     };
     metadata::write_notes(stage.path(), &notes, written, &prefix_records)?;

@@ -50,10 +50,10 @@ mod tests {
     #[test]
     fn an_error_shows_beside_its_line() {
         let place =
-            Place { name: "/work/envs/a,b.yml".into(), text: "name: x\nb: 100%\n".into(), offset: 11, len: 4, label: String::new() };
+            Place { name: "/checkout/envs/a,b.yml".into(), text: "name: x\nb: 100%\n".into(), offset: 11, len: 4, label: String::new() };
         let error = Error::usage("bad: 100%").because("two\nlines").hint("do it").at(place);
         assert_eq!(
-            annotation("error", &error, Some(Path::new("/work"))),
+            annotation("error", &error, Some(Path::new("/checkout"))),
             "::error file=envs/a%2Cb.yml,line=2,col=4,title=tare::bad: 100%25: two%0Alines%0Ahint: do it\n"
         );
         assert_eq!(annotation("warning", &Error::usage("x"), None), "::warning title=tare::x\n");

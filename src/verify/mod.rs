@@ -505,7 +505,11 @@ impl Context<'_> {
         let package = expected[0].package;
         let wrong = |detail: String| Some(Finding { detail: Some(detail), ..finding(Fault::WrongMode, path, package) });
         if let Some(modes) = self.modes_of(path, package) {
-            let wanted = if matches!(modes.get(path), Some(FileKind::Executable)) { 0o755 } else { 0o644 };
+            let wanted = match modes.get(path) {
+                Some(FileKind::Executable) => 0o755,
+                Some(FileKind::Mode(mode)) => *mode,
+                _ => 0o644,
+            };
             return if mode == wanted { None } else { wrong(format!("{mode:04o} instead of {wanted:04o}")) };
         }
         // Other tools leave the modes of the archive and the umask: what no archive and no umask gives is wrong.

@@ -337,3 +337,23 @@ fn a_history_of_conda_is_gone_back_in() {
     std::fs::write(prefix.join("conda-meta/history"), "").unwrap();
     env.tare(&["install", "-n", "e", "--revision", "0"]).expect_code(1).stderr_has("no history");
 }
+
+#[test]
+fn modes_of_another_tool_are_no_fault_after_a_change() {
+    let (env, channel) = made(&["tool", "lib"]);
+    let prefix = env.envs().join("e");
+    std::fs::remove_dir_all(prefix.join("conda-meta/tare")).unwrap();
+    std::fs::remove_file(prefix.join("lib/libx.so")).unwrap();
+    std::os::unix::fs::symlink("libx.so.1", prefix.join("lib/libx.so")).unwrap();
+    // As conda leaves them where a package was built with a loose umask. Not in the cache, whose file it is.
+    let file = prefix.join("share/tool/tool.txt");
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(&file, "tool").unwrap();
+    chmod(&file, 0o664);
+    tare(&env, &channel, &["install", "-n", "e", "app"]).ok();
+    env.tare(&["verify", "-n", "e"]).ok();
+    env.tare(&["remove", "-n", "e", "app"]).ok();
+    env.tare(&["verify", "-n", "e"]).ok();
+    chmod(&file, 0o644);
+    env.tare(&["verify", "-n", "e"]).expect_code(5).stdout_has("0644 instead of 0664");
+}
