@@ -14,6 +14,7 @@ mod gpu;
 mod host;
 mod hostile;
 mod interop;
+mod links;
 mod lock;
 mod malformed;
 mod reference;
