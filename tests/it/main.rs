@@ -18,6 +18,7 @@ mod gpu_driver;
 mod host;
 mod hostile;
 mod interop;
+mod links;
 mod lock;
 mod malformed;
 mod notebook;
