@@ -185,7 +185,7 @@ fn top(args: &TopArgs, printer: &Printer) -> Result<u8> {
         let view = view.unwrap_or_else(|problem| NvmlView { problem: Some(format!("NVML {problem}")), ..NvmlView::default() });
         let top = combine(&view);
         printer.json(&top);
-        printer.data(&top.text(100, &table::columns));
+        printer.data(&top.text(100, table::columns));
         return Ok(0);
     }
     let mut command = prober()?("watch");
@@ -215,7 +215,7 @@ fn top(args: &TopArgs, printer: &Printer) -> Result<u8> {
         }
         let (columns, _) = screen.size();
         let mut text = match &last {
-            Some((_, view)) => combine(view).text(columns, &table::columns),
+            Some((_, view)) => combine(view).text(columns, table::columns),
             None => "asking the driver\n".to_owned(),
         };
         let silent = last.as_ref().map_or(begin, |(at, _)| *at).elapsed().as_secs_f64();

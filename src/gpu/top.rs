@@ -170,6 +170,9 @@ fn card(device: &NvmlDevice, offers: &[Offer], host_pids: bool) -> TopCard {
     }
 }
 
+/// Lays rows out in columns; the second argument names those that are aligned to the right.
+pub type Table = fn(&[Vec<String>], &[usize]) -> String;
+
 /// A bar of `width` characters, filled to `part` of `whole`.
 fn bar(part: u64, whole: u64, width: usize) -> String {
     let filled =
@@ -178,9 +181,8 @@ fn bar(part: u64, whole: u64, width: usize) -> String {
 }
 
 impl Top {
-    /// The table. `width`: columns of the terminal. `table` lays rows out in columns; the second argument names those that are
-    /// aligned to the right.
-    pub fn text(&self, width: usize, table: &dyn Fn(&[Vec<String>], &[usize]) -> String) -> String {
+    /// The table. `width`: columns of the terminal.
+    pub fn text(&self, width: usize, table: Table) -> String {
         let mut text = String::new();
         if self.cards.is_empty() {
             let why = self.problem.as_ref().map(|problem| format!(": {problem}")).unwrap_or_default();
@@ -272,7 +274,7 @@ mod tests {
                 age_seconds: 33,
             };
             // Whether a process has a name depends on whether the tests run in a container.
-            let text = combine(&view, &[offer.clone()], false).text(80, &plain).replace("fake-4000001", "?");
+            let text = combine(&view, std::slice::from_ref(&offer), false).text(80, plain).replace("fake-4000001", "?");
             insta::assert_snapshot!(text, @r"
             GPU 0  Fake GPU 0  busy 3 %, 40 °C, 70 W
               [##########.....................] 20.00 MiB of 64.00 MiB used, 44.00 MiB free
@@ -288,7 +290,7 @@ mod tests {
             let top = combine(&view, &[offer], true);
             assert!(top.cards[0].processes.iter().all(|process| process.driver_pid.is_none() == process.allocator.is_some()));
             assert_eq!(top.cards[0].processes.len(), 3);
-            assert!(top.text(80, &plain).contains("(4000000 here) | train | ? | 8.00 MiB"));
+            assert!(top.text(80, plain).contains("(4000000 here) | train | ? | 8.00 MiB"));
         });
     }
 

@@ -728,12 +728,20 @@ impl State {
         while at < bytes {
             let (Some(target), Some(source)) = (self.physical(to + at), self.physical(from + at)) else { return };
             let len = (unit - target % unit).min(unit - source % unit).min(bytes - at);
-            if self.faulty(source..source + len) || !self.memory.copy(target, source, len) {
-                for piece in (0..len).step_by(CHUNK as usize) {
-                    let buffer = &mut buffer[..CHUNK.min(len - piece) as usize];
-                    self.read_physical(source + piece, buffer);
-                    self.memory.write(target + piece, buffer);
+            let faulty = self.faulty(source..source + len);
+            let mut done = 0;
+            while done < len {
+                let copied = if faulty { 0 } else { self.memory.copy(target + done, source + done, len - done) };
+                if copied > 0 {
+                    done += copied;
+                    continue;
                 }
+                // To the end of a chunk of the source: what follows may be a rule again.
+                let piece = (CHUNK - (source + done) % CHUNK).min(len - done);
+                let buffer = &mut buffer[..piece as usize];
+                self.read_physical(source + done, buffer);
+                self.memory.write(target + done, buffer);
+                done += piece;
             }
             at += len;
         }

@@ -81,18 +81,21 @@ mod tests {
     use crate::report::Silent;
 
     const HERE: &str = module_path!();
+    /// Spread over the run, because a flip before the memory is written again is not seen.
+    const FLIPS: &str = "flip=0xA00456:2@150,flip=0xA01456:2@197,flip=0xA02456:2@244,flip=0xA03456:2@291,\
+                         flip=0xA04456:2@338,flip=0xA05456:2@385,flip=0xA06456:2@432,flip=0xA07456:2@479,flip=0xA08456:2@526";
 
     #[test]
     fn planted_faults_come_out_with_their_cause() {
         let cases: &[(&str, &str, Status, Option<Cause>)] = &[
             ("", "", Status::Pass, None),
             ("stuck=0x900123:0x10:0x10", "", Status::Fail, Some(Cause::StuckBit)),
-            ("flip=0xA00456:2@40", "", Status::Fail, Some(Cause::FlippedBit)),
+            (FLIPS, "", Status::Fail, Some(Cause::FlippedBit)),
             ("alias=0x900000:0xC00000:0x1000", "", Status::Fail, Some(Cause::AliasedAddresses)),
             ("fail=cuLaunchKernel:54321@50", "", Status::Fail, Some(Cause::DriverError)),
             ("fail=cuMemFree:719@2", "", Status::Fail, Some(Cause::DriverError)),
             ("skip=tare_verify", "", Status::Fail, Some(Cause::Kernels)),
-            ("leak=4MiB", "", Status::Fail, Some(Cause::Leak)),
+            ("leak=4MiB@100", "", Status::Fail, Some(Cause::Leak)),
             ("", "ecc=volatile.uncorrected:1@30", Status::Fail, Some(Cause::EccErrors)),
             ("", "remap=0:1:1:0@30", Status::Fail, Some(Cause::RowsRemapped)),
             ("", "xid=63@30", Status::Fail, Some(Cause::Xid)),

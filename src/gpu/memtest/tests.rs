@@ -78,7 +78,7 @@ fn planted() -> Vec<(String, Status, Cause)> {
     for (call, nth, code) in [
         ("cuMemAlloc", 2, 999),
         ("cuLaunchKernel", 57, 719),
-        ("cuLaunchKernel", 150, 4_000_000_001),
+        ("cuLaunchKernel", 150, 4_000_000_001u32),
         ("cuMemcpyDtoH", 20, 214),
         ("cuEventQuery", 40, 700),
         ("cuStreamCreate", 1, 46),
