@@ -169,7 +169,7 @@ mod tests {
             let mut entry = archive.by_index(index).unwrap();
             let mut bytes = Vec::new();
             entry.read_to_end(&mut bytes).unwrap();
-            contents.insert(entry.name().to_owned(), bytes);
+            contents.insert(entry.name().unwrap().into_owned(), bytes);
         }
         let info = format!("tare_notebook-{VERSION}.dist-info");
         let record = String::from_utf8(contents[&format!("{info}/RECORD")].clone()).unwrap();
