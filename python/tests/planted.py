@@ -12,7 +12,7 @@ MIB = 1 << 20
 PRELUDE = """
 import sys, types, functools
 # How long a thread runs: long enough for a look at a large heap on a busy machine.
-PAUSE = 1.5 if "standin" in torch.__version__ else 8.0
+PAUSE = 3.0 if "standin" in torch.__version__ else 8.0
 def T(n):
     return torch.zeros(n * 262144, device=DEVICE)
 def fresh():
