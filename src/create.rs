@@ -12,6 +12,7 @@ use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::install::{self, Cancel, ExistingEnvironment, Installed, LinkMode, LinkScripts, Plan, TargetState};
 use crate::prefix::{Places, Which};
+use crate::pypi::{PypiPlan, PypiRecord, PypiSource};
 use crate::report::Progress;
 use crate::resolve::{self, Inputs, Prepared, Resolved};
 use crate::solve;
@@ -68,6 +69,8 @@ pub struct Planned {
     pub prepared: Prepared,
     /// The records.
     pub resolved: Resolved,
+    /// The pip half; `None` without a `pip:` section.
+    pub pypi: Option<PypiPlan>,
 }
 
 /// Creates an environment. In every case of failure the target is as it was.
@@ -103,7 +106,9 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
     if let Some(solution) = &resolved.solution {
         resolve::tell(solution, &*progress);
     }
-    let planned = Planned { prefix, prepared, resolved };
+    let pip = resolve::PipOptions { dry_run: options.dry_run, held: Vec::new(), clobber: options.clobber, cancel: options.cancel.clone() };
+    let pypi = resolve::pip_half(&prepared, &resolved.records, &pip, settings, &session, progress.clone()).await?;
+    let planned = Planned { prefix, prepared, resolved, pypi };
     if options.dry_run {
         if let Ok(TargetState::Environment(existing)) = install::state_of_target(&planned.prefix) {
             match difference(&existing, &planned.prepared) {
@@ -204,6 +209,7 @@ pub(crate) fn plan(planned: &Planned, options: &Options, settings: &Settings) ->
     let prepared = &planned.prepared;
     let mut plan = Plan::new(&planned.prefix, prepared.target.subdir, planned.resolved.records.clone());
     plan.requested.clone_from(&planned.resolved.requested);
+    plan.pypi.clone_from(&planned.pypi);
     plan.variables.clone_from(&prepared.spec.variables);
     plan.command.clone_from(&options.command);
     plan.link_mode = link_mode(options.link_mode, settings)?;
@@ -235,6 +241,7 @@ pub(crate) fn facts(planned: &Planned) -> Value {
         "virtual_packages": virtual_packages(prepared),
         "gpu_intent": prepared.gpu,
         "gpu": solution.map(|solution| &solution.gpu),
+        "pip_resolver": planned.pypi.as_ref().and_then(|pypi| pypi.engine.as_ref()),
     })
 }
 
@@ -280,6 +287,33 @@ pub fn plan_json(planned: &Planned, dry_run: bool) -> Value {
         "gpu": solution.map(|solution| &solution.gpu),
         "lints": solution.map(|solution| solution.lints.iter().chain(&solution.preflight).collect::<Vec<_>>()),
         "total_size": install::total_size(records),
+        "pypi": planned.pypi.as_ref().map(|pypi| pypi.wheels.iter().map(|ready| pypi_json(&ready.record)).collect::<Vec<_>>()),
+        "pip_resolver": planned.pypi.as_ref().and_then(|pypi| pypi.engine.as_ref()),
+    })
+}
+
+/// A Python package of a plan: name, version, `url` (of a folder: its path), `sha256`, `size`, whether it was asked for, is editable, and is pinned.
+pub fn pypi_json(record: &PypiRecord) -> Value {
+    let (url, sha256, size, editable) = match &record.source {
+        PypiSource::Archive { url, sha256, size, .. } => (crate::channel::redact_url(url), sha256.clone(), *size, false),
+        PypiSource::Vcs { system, url, commit, .. } => {
+            (format!("{system}+{}@{commit}", crate::channel::redact_url(url)), None, None, false)
+        }
+        PypiSource::Directory { path, editable } => (path.display().to_string(), None, None, *editable),
+    };
+    json!({
+        "name": record.name,
+        "version": record.version.to_string(),
+        "channel": "pypi",
+        "url": url,
+        "sha256": sha256,
+        "size": size,
+        "requested": record.requested,
+        "extras": record.extras,
+        "editable": editable,
+        "pinned": record.source.is_pinned(),
+        "requires_dist": record.requires_dist,
+        "requires_python": record.requires_python,
     })
 }
 

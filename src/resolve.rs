@@ -12,6 +12,7 @@ use crate::channel::{self, ResolvedChannel, Session};
 use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::platform::{self, GpuIntent, Target, TargetOptions};
+use crate::pypi::{EngineChoice, PypiPlan, ReadyWheel, Section, WheelFile, Workshop};
 use crate::report::{Phase, Progress};
 use crate::solve::{self, PriorityChoice, Solution};
 use crate::spec::{self, ChannelEntry, Dependency, EnvSpec, Fetched, Input};
@@ -41,6 +42,8 @@ pub struct Inputs {
     pub gpu: GpuIntent,
     /// `--no-pip`.
     pub no_pip: bool,
+    /// `--pip-resolver`; else the setting.
+    pub pip_resolver: Option<EngineChoice>,
     /// Add the configuration's `create_default_packages`.
     pub default_packages: bool,
     /// `-n` or `-p` was given.
@@ -66,6 +69,10 @@ pub struct Prepared {
     pub exclude_newer: Option<jiff::Timestamp>,
     /// What to do about the GPU.
     pub gpu: GpuIntent,
+    /// The `pip:` section, its local files read; `None` where there is none, or it is skipped.
+    pub pip: Option<Section>,
+    /// What resolves it.
+    pub pip_resolver: EngineChoice,
     /// Pins of the configuration, with their source.
     pub pinned: Vec<solve::PinnedSpec>,
     /// sha256 (hex) of everything above that decides what is installed. Equal digests mean equal requests; repodata and
@@ -130,22 +137,24 @@ pub fn prepare_fetched(fetched: &[Fetched], inputs: &Inputs, settings: &Settings
     options.virtual_packages.clone_from(&inputs.virtual_packages);
     let subdir = platform::subdir(&options)?.0;
 
-    let spec = read_spec(fetched, inputs, subdir, cwd.clone())?;
+    let mut spec = read_spec(fetched, inputs, subdir, cwd.clone())?;
     for warning in &spec.warnings {
         progress.warn(&warning.to_string(), warning.hints());
     }
-    if let Some(first) = spec.pip.first() {
-        if inputs.no_pip {
+    let pip = if inputs.no_pip {
+        if !spec.pip.is_empty() {
             progress.note(&format!("the `pip:` section is skipped (--no-pip): {} not installed", count(spec.pip.len(), "item")));
-        } else {
-            let mut error = Error::failure("the `pip:` section cannot be installed yet")
-                .because("leaving it out silently would make another environment than the file asks for")
-                .hint("`--no-pip` creates the environment without it");
-            if let Some(place) = first.place.clone() {
-                error = error.at(place);
-            }
-            return Err(error);
         }
+        None
+    } else {
+        Some(Section::load(&spec.pip, &|name| std::env::var(name).ok())?).filter(|section| !section.is_empty())
+    };
+    if pip.is_some() && spec.explicit.is_none() && !spec.dependencies.iter().any(is_pip) {
+        progress.warn(
+            "`pip` is added to the dependencies: the `pip:` section needs it",
+            &["name it yourself, before the section: `- pip`".to_owned()],
+        );
+        spec.dependencies.push(Dependency::Match { spec: spec::parse_match_spec("pip", None)?, text: "pip".to_owned(), place: None });
     }
     if !spec.platforms.is_empty() && !spec.platforms.contains(&subdir) {
         let listed: Vec<_> = spec.platforms.iter().map(|platform| platform.as_str()).collect();
@@ -213,8 +222,74 @@ pub fn prepare_fetched(fetched: &[Fetched], inputs: &Inputs, settings: &Settings
             source,
         });
     }
-    let (digest, parts) = digest(&spec, &target, &channels, priority, exclude_newer, inputs, settings);
-    Ok(Prepared { spec, target, channels, priority, exclude_newer, gpu: inputs.gpu, pinned, digest, parts })
+    let pip_resolver = match inputs.pip_resolver {
+        Some(choice) => choice,
+        None => settings.pip_resolver.value.parse()?,
+    };
+    let (digest, parts) = digest(&spec, &target, &channels, priority, exclude_newer, pip.as_ref(), inputs, settings);
+    Ok(Prepared { spec, target, channels, priority, exclude_newer, gpu: inputs.gpu, pip, pip_resolver, pinned, digest, parts })
+}
+
+/// Whether a dependency brings pip, or uv in its place.
+fn is_pip(dependency: &Dependency) -> bool {
+    match dependency {
+        Dependency::Match { spec, .. } => name_of(spec).is_some_and(|name| name == "pip"),
+        Dependency::Package { url, .. } => {
+            url.path_segments().and_then(|mut parts| parts.next_back()).is_some_and(|file| file.starts_with("pip-"))
+        }
+    }
+}
+
+/// How the pip half of a request is made.
+#[derive(Clone, Default)]
+pub struct PipOptions {
+    /// Only resolve: nothing is built, so wheels made from sources are not at hand.
+    pub dry_run: bool,
+    /// Python packages that are there and should stay as they are where that can be.
+    pub held: Vec<(crate::pypi::Name, crate::pypi::Version)>,
+    /// Files of other packages may be overwritten.
+    pub clobber: bool,
+    /// Stops the work.
+    pub cancel: crate::install::Cancel,
+}
+
+/// Resolves the `pip:` section together with the conda half, and builds what has no wheel. `None` without a section.
+///
+/// # Errors
+/// As [`crate::pypi::Workshop::resolve`] and [`crate::pypi::Workshop::ready`].
+pub async fn pip_half(
+    prepared: &Prepared,
+    records: &[RepoDataRecord],
+    options: &PipOptions,
+    settings: &Settings,
+    session: &Session,
+    progress: Arc<dyn Progress>,
+) -> Result<Option<PypiPlan>> {
+    let Some(section) = &prepared.pip else { return Ok(None) };
+    let mut section = section.clone();
+    section.complete(session).await?;
+    section.hold(&options.held);
+    let mut workshop = Workshop::new(crate::pypi::Context {
+        records,
+        target: &prepared.target,
+        session,
+        concurrency: settings.concurrency.value,
+        choice: prepared.pip_resolver,
+        exclude_newer: prepared.exclude_newer,
+        progress,
+        cancel: options.cancel.clone(),
+    })?;
+    if !options.dry_run {
+        return workshop.plan(&section, options.clobber).await.map(Some);
+    }
+    let resolution = workshop.resolve(&section).await?;
+    let remote = |record| ReadyWheel { record, wheel: WheelFile::Remote };
+    Ok(Some(PypiPlan {
+        wheels: resolution.records.into_iter().map(remote).collect(),
+        python: resolution.python,
+        engine: resolution.engine,
+        clobber: options.clobber,
+    }))
 }
 
 /// The channel that a dependency names for itself.
@@ -283,12 +358,14 @@ fn parse_priority(text: &str, source: &str) -> Result<PriorityChoice> {
     })
 }
 
+#[allow(clippy::too_many_arguments)]
 fn digest(
     spec: &EnvSpec,
     target: &Target,
     channels: &[ResolvedChannel],
     priority: PriorityChoice,
     exclude_newer: Option<jiff::Timestamp>,
+    pip: Option<&Section>,
     inputs: &Inputs,
     settings: &Settings,
 ) -> (String, serde_json::Map<String, serde_json::Value>) {
@@ -305,7 +382,7 @@ fn digest(
     let facts = serde_json::json!({
         "version": 1,
         "dependencies": spec.dependencies.iter().map(|dependency| spec::mask_secrets(dependency.text())).collect::<Vec<_>>(),
-        "pip": if inputs.no_pip { vec![] } else { spec.pip.iter().map(|item| format!("{item:?}")).collect::<Vec<_>>() },
+        "pip": pip.map(Section::facts).unwrap_or_default(),
         "explicit": explicit,
         "variables": spec.variables,
         "channels": channels.iter().map(|channel| &channel.display).collect::<Vec<_>>(),

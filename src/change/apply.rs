@@ -544,8 +544,7 @@ fn build(
         }
         swap::Placing::Replace
     };
-    swap::sync_folder(Some(&stage.path().join("conda-meta")));
-    swap::sync_folder(Some(stage.path()));
+    swap::sync_stage(stage.path());
     plan.cancel.check()?;
     swap::place(stage, prefix, placing)?;
     lap(&mut seconds.finish);
@@ -775,8 +774,12 @@ fn write_metadata(
     let state = std::fs::read(meta.join("state")).ok().map(|bytes| metadata::sha256_hex(&bytes));
     let all: Vec<RepoDataRecord> = prefix_records.iter().map(|record| record.repodata_record.clone()).collect();
     let all = install::sorted(&all);
-    let kept = job.keep_python.iter().filter_map(|installed| installed.tare.clone());
-    let pypi: Vec<TareRecord> = pypi.iter().cloned().chain(kept).collect();
+    let mut all_python: Vec<TareRecord> = pypi.to_vec();
+    let copied = job.is_copy() || job.moved_from.is_some();
+    for installed in &job.keep_python {
+        all_python.extend(if copied { crate::pypi::installed::relist(stage, installed)? } else { installed.tare.clone() });
+    }
+    let pypi = all_python;
     let notes = Notes {
         prefix: &plan.prefix,
         subdir: plan.subdir,

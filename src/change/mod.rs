@@ -381,8 +381,13 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
     plan.update_specs = asked;
     plan.remove_specs = open.requested.keys().filter(|name| !plan.requested.contains_key(*name)).cloned().collect();
     plan.variables = (variables != open.prefix.variables()?).then_some(variables);
+    let pypi = python_half(mode, &open, &prepared, &resolved.records, options, settings, &session, progress.clone()).await?;
+    if pypi.is_some() || (prune && !inputs.no_pip) {
+        let wanted = pypi.as_ref().map(|pypi| pypi.wheels.as_slice()).unwrap_or_default();
+        plan.take_python(&open, wanted, prune);
+    }
     plan.warn_about_pip(&*progress);
-    let planned = Planned { prefix: open.prefix.path().to_owned(), prepared, resolved };
+    let planned = Planned { prefix: open.prefix.path().to_owned(), prepared, resolved, pypi };
     let mut facts = create::facts(&planned);
     if prune && open.prefix.pinned()?.is_empty() {
         plan.same_input = open.stamp.as_ref().is_some_and(|stamp| stamp.metadata.get("input_digest") == facts.get("input_digest"));
@@ -399,6 +404,29 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
     let changed =
         if options.dry_run || plan.is_nothing(&open) { None } else { Some(run(&plan, &mut open, link, &session, progress).await?) };
     Ok(Outcome { plan, changed })
+}
+
+/// The pip half of a change. What is installed stays where it can, but what an update names.
+#[allow(clippy::too_many_arguments)]
+async fn python_half(
+    mode: Mode,
+    open: &Open,
+    prepared: &resolve::Prepared,
+    records: &[RepoDataRecord],
+    options: &Options,
+    settings: &Settings,
+    session: &Session,
+    progress: Arc<dyn Progress>,
+) -> Result<Option<PypiPlan>> {
+    let Some(section) = &prepared.pip else { return Ok(None) };
+    let named: BTreeSet<String> = match mode {
+        Mode::Update { prune: false } => section.written_names().map(|name| name.to_string()).collect(),
+        _ => BTreeSet::new(),
+    };
+    let held = open.python.iter().filter(|installed| !named.contains(&installed.name));
+    let held = held.filter_map(|installed| Some((installed.name.parse().ok()?, installed.version.parse().ok()?))).collect();
+    let pip = resolve::PipOptions { dry_run: options.dry_run, held, clobber: options.clobber, cancel: options.cancel.clone() };
+    resolve::pip_half(prepared, records, &pip, settings, session, progress).await
 }
 
 /// Applies a plan.

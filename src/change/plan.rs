@@ -13,6 +13,7 @@ use super::apply::Known;
 use crate::create::{self, Planned};
 use crate::error::Result;
 use crate::install::link::python_of;
+use crate::pypi::ReadyWheel;
 use crate::pypi::installed::Changes;
 use crate::report::Progress;
 
@@ -107,18 +108,19 @@ impl ChangePlan {
                 plan.unlink.push(known.clone());
             }
         }
-        if let Some(python) = new_python.filter(|_| plan.python_moves.is_some()) {
-            plan.move_python(records, &python);
+        if plan.python_moves.is_some() {
+            plan.move_python(records, subdir);
         }
         plan.link = records.iter().filter(|record| !kept.contains(&record.package_record.name)).cloned().collect();
         Ok(plan)
     }
 
     /// Python packages follow to the site-packages of another Python, as far as their wheels fit it.
-    fn move_python(&mut self, records: &[RepoDataRecord], python: &PythonInfo) {
-        let version = crate::pypi::install::python_version(records.iter().map(|record| &record.package_record));
+    fn move_python(&mut self, records: &[RepoDataRecord], subdir: Subdir) {
+        let packages = records.iter().map(|record| &record.package_record);
+        let Some(version) = crate::pypi::install::python_version(packages) else { return };
         for installed in std::mem::take(&mut self.pypi.keep) {
-            match installed.tare.as_ref().filter(|tare| tare.fits(python, version.as_ref())) {
+            match installed.tare.as_ref().filter(|tare| tare.fits(subdir, &version)) {
                 Some(tare) => {
                     self.pypi.link.push(tare.ready());
                     self.pypi.unlink.push(installed);
@@ -126,6 +128,34 @@ impl ChangePlan {
                 None => self.pypi.keep.push(installed),
             }
         }
+    }
+
+    /// Changes the Python packages towards `wanted`. Those that are not named stay, and move with Python; with `prune` they go.
+    pub(super) fn take_python(&mut self, open: &Open, wanted: &[ReadyWheel], prune: bool) {
+        let names: BTreeSet<&str> = wanted.iter().map(|ready| ready.record.name.as_ref()).collect();
+        let towards = Changes::towards(open.python.clone(), wanted, prune);
+        if self.python_moves.is_none() {
+            self.pypi = towards;
+            return;
+        }
+        // Nothing stays where it is when site-packages moves.
+        let moved = std::mem::take(&mut self.pypi);
+        let gone: BTreeSet<String> = towards.unlink.iter().map(|installed| installed.name.clone()).collect();
+        let is_wanted = |name: &str| names.contains(name);
+        let is_gone = |name: &str| gone.contains(name);
+        let mut changes = Changes { link: wanted.to_vec(), ..Changes::default() };
+        changes
+            .link
+            .extend(moved.link.into_iter().filter(|ready| !is_wanted(ready.record.name.as_ref()) && !is_gone(ready.record.name.as_ref())));
+        for installed in moved.keep {
+            if is_wanted(&installed.name) || is_gone(&installed.name) {
+                changes.unlink.push(installed)
+            } else {
+                changes.keep.push(installed)
+            }
+        }
+        changes.unlink.extend(moved.unlink);
+        self.pypi = changes;
     }
 
     /// The full version of the interpreter after the change.

@@ -474,11 +474,11 @@ fn python_packages(prefix: &Prefix) -> Vec<Installed> {
         let info = PathBuf::from(&record.dist_info);
         let files: Vec<PathBuf> = record.files.iter().map(|file| PathBuf::from(&file.path)).collect();
         match all.iter_mut().find(|installed| installed.name == record.record.name.as_ref()) {
-            Some(installed) if installed.info == info => {
+            Some(installed) if installed.info == info && matches!(installed.installer.as_str(), "" | crate::pypi::install::INSTALLER) => {
                 installed.files = Some(files);
                 installed.tare = Some(record);
             }
-            // Another version by another tool.
+            // By another tool.
             Some(_) => {}
             None => all.push(Installed {
                 name: record.record.name.to_string(),

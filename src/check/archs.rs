@@ -128,11 +128,14 @@ fn walk(file: &mut (impl Read + Seek), start: u64, end: u64, found: &mut FatBina
     Ok(())
 }
 
-/// The list of compile flags that torch keeps as a string: (machine code, PTX) architectures. `None` if there is no such string.
+/// Architectures of machine code, and of PTX.
+pub type Flags = (Vec<u32>, Vec<u32>);
+
+/// The list of compile flags that torch keeps as a string. `None` if there is no such string.
 ///
 /// # Errors
 /// A text, when the file cannot be read or is no ELF file.
-pub fn flags(path: &Path) -> Result<Option<(Vec<u32>, Vec<u32>)>, String> {
+pub fn flags(path: &Path) -> Result<Option<Flags>, String> {
     let mut file = File::open(path).map_err(|error| error.to_string())?;
     for (offset, size) in elf::sections_of(path, ".rodata")? {
         // The strings of a library of torch are a few megabytes.
@@ -151,7 +154,7 @@ pub fn flags(path: &Path) -> Result<Option<(Vec<u32>, Vec<u32>)>, String> {
 }
 
 /// `sm_75 sm_80 compute_80`; letters behind the number (`sm_90a`) are for one architecture only and do not count as it.
-fn parse_flags(text: &str) -> Option<(Vec<u32>, Vec<u32>)> {
+fn parse_flags(text: &str) -> Option<Flags> {
     let (mut code, mut ptx) = (Vec::new(), Vec::new());
     for word in text.split_ascii_whitespace() {
         let (list, number) = match word.strip_prefix("sm_") {

@@ -145,11 +145,16 @@ fn reader(stream: Option<impl Read + Send + 'static>, most: usize, end: bool) ->
 /// Runs `program` (the text of a Python program) with `arguments` under `python`, with exactly the variables `env`, in the folder `cwd`. Its
 /// process group is killed at `limit` and when `cancel` is flipped.
 pub fn run(python: &Path, program: &str, arguments: &[&OsStr], env: &Environment, cwd: &Path, limit: Duration, cancel: &Cancel) -> Run {
-    let started = Instant::now();
-    let made = |ended: Ended| Run { ended, stdout: String::new(), stderr: String::new(), stage: None, elapsed: started.elapsed(), limit };
     let mut command = Command::new(python);
     // The program is no file: neither its folder nor a `__pycache__` comes into play. Byte code is not written into the environment.
     command.arg("-B").arg("-c").arg(program).args(arguments).env_clear().envs(env).current_dir(cwd);
+    run_command(command, limit, cancel)
+}
+
+/// Runs `command` with nothing on stdin. Its process group is killed at `limit` and when `cancel` is flipped.
+pub fn run_command(mut command: Command, limit: Duration, cancel: &Cancel) -> Run {
+    let started = Instant::now();
+    let made = |ended: Ended| Run { ended, stdout: String::new(), stderr: String::new(), stage: None, elapsed: started.elapsed(), limit };
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(&mut command, 0);

@@ -72,9 +72,9 @@ fn section(out: &mut String, report: &Report) {
     for step in &report.steps {
         let (class, sign) = mark(step.verdict);
         let open = if step.verdict == Verdict::Fail { " open" } else { "" };
-        let _ = write!(
+        let _ = writeln!(
             out,
-            "<details class=\"{class}\"{open}><summary><span class=\"badge\">{sign} {}</span><b>{}</b><span class=\"reason\">{}</span><span class=\"time\">{:.2} s</span></summary>\n",
+            "<details class=\"{class}\"{open}><summary><span class=\"badge\">{sign} {}</span><b>{}</b><span class=\"reason\">{}</span><span class=\"time\">{:.2} s</span></summary>",
             step.verdict.name(),
             escape(&step.title),
             escape(&step.reason),
@@ -207,7 +207,7 @@ fn memory(out: &mut String, picture: &MemoryPicture) {
     );
     for (index, rate) in picture.rates.iter().enumerate() {
         let y = index * row + 3;
-        let scale = |value: f64| (if value.is_finite() { value.max(0.0) } else { 0.0 }) / most * 560.0;
+        let scale = |value: f64| (if value.is_finite() { value.max(0.0) } else { 0.0 }) / most * 500.0;
         let share = rate
             .reference
             .filter(|reference| *reference > 0.0)
@@ -225,7 +225,7 @@ fn memory(out: &mut String, picture: &MemoryPicture) {
             let _ = write!(out, "<line class=\"reference\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{}\" y2=\"{}\"/>", y - 2, y + 18);
         }
         let _ =
-            writeln!(out, "<text x=\"820\" y=\"{}\">{:.1} GB/s{}</text>", y + 13, rate.bytes_per_second / 1e9, share.unwrap_or_default());
+            writeln!(out, "<text x=\"768\" y=\"{}\">{:.0} GB/s{}</text>", y + 13, rate.bytes_per_second / 1e9, share.unwrap_or_default());
     }
     out.push_str("</svg>\n<p class=\"legend\">The line across each bar is the card's own copy rate.</p>\n</section>\n");
 }

@@ -14,6 +14,8 @@ pub mod html;
 /// The report for CI systems.
 pub mod junit;
 mod loader;
+/// The memory self-test as a step.
+pub mod memory;
 mod programs;
 /// What a check found.
 pub mod report;

@@ -27,14 +27,14 @@ pub(super) fn run(state: &State<'_>, program: &str, arguments: &[&OsStr], env: &
 }
 
 /// The variables for a program of torch; or why none can be run.
-fn ready(state: &State<'_>) -> Result<Environment, Outcome> {
+fn ready(state: &State<'_>) -> Result<Environment, Box<Outcome>> {
     if state.torch.is_none() {
-        return Err(Outcome::not_tested("there is no torch in the environment"));
+        return Err(Outcome::not_tested("there is no torch in the environment").into());
     }
     if !state.runs {
-        return Err(Outcome::not_tested("the interpreter does not start"));
+        return Err(Outcome::not_tested("the interpreter does not start").into());
     }
-    state.env.clone().map_err(Outcome::not_tested)
+    state.env.clone().map_err(|why| Outcome::not_tested(why).into())
 }
 
 fn text(answer: &Value, key: &str) -> Option<String> {
@@ -82,7 +82,11 @@ fn failure(state: &State<'_>, run: &Run, program: &str, arguments: &[&OsStr], en
         return outcome.seen(format!("it works without {names}")).remedy(format!("unset {}", suspects.join(" ")));
     }
     if outcome.remedies.is_empty() {
-        outcome = outcome.remedy(state.again());
+        outcome = outcome.remedy(if state.libraries_fail {
+            "do what the step `libraries` says, and check again".to_owned()
+        } else {
+            state.torch_again()
+        });
     }
     outcome
 }
@@ -90,7 +94,7 @@ fn failure(state: &State<'_>, run: &Run, program: &str, arguments: &[&OsStr], en
 pub(super) fn on_cpu(state: &mut State<'_>) -> Outcome {
     let env = match ready(state) {
         Ok(env) => env,
-        Err(outcome) => return outcome,
+        Err(outcome) => return *outcome,
     };
     let run = match run(state, TENSORS, &[OsStr::new("cpu")], &env) {
         Ok(run) => run,
@@ -137,7 +141,7 @@ pub(super) fn on_gpu(state: &mut State<'_>) -> Outcome {
     }
     let env = match ready(state) {
         Ok(env) => env,
-        Err(outcome) => return outcome,
+        Err(outcome) => return *outcome,
     };
     let arguments = [OsStr::new("cuda")];
     let run = match run(state, TENSORS, &arguments, &env) {
@@ -191,25 +195,25 @@ pub(super) fn on_gpu(state: &mut State<'_>) -> Outcome {
 }
 
 /// Runs one of the programs that need a GPU that works: its answer, or the outcome that it leads to.
-fn on_working_gpu(state: &State<'_>, program: &str, arguments: &[&OsStr]) -> Result<Value, Outcome> {
+fn on_working_gpu(state: &State<'_>, program: &str, arguments: &[&OsStr]) -> Result<Value, Box<Outcome>> {
     if let Some(outcome) = not_on_gpu(state) {
-        return Err(outcome);
+        return Err(outcome.into());
     }
     if !state.gpu_ok {
-        return Err(Outcome::not_tested("torch does not run on the GPU"));
+        return Err(Outcome::not_tested("torch does not run on the GPU").into());
     }
     let env = ready(state)?;
-    let run = run(state, program, arguments, &env).map_err(Outcome::not_tested)?;
+    let run = run(state, program, arguments, &env).map_err(|why| Box::new(Outcome::not_tested(why)))?;
     match run.answer() {
         Some(answer) if answer.get("ok") == Some(&json!(true)) && run.ended == Ended::Exited(0) => Ok(answer),
         Some(answer) if text(&answer, "kind").is_some_and(|kind| kind == "OutOfMemoryError") => {
-            Err(Outcome::not_tested("the GPU has too little free memory for the program").all_seen(text(&answer, "error")))
+            Err(Outcome::not_tested("the GPU has too little free memory for the program").all_seen(text(&answer, "error")).into())
         }
         // A torch that cannot record is no broken torch.
         Some(answer) if text(&answer, "kind").is_some_and(|kind| kind == "AttributeError") => {
-            Err(Outcome::not_tested("this torch cannot do it").all_seen(text(&answer, "error")))
+            Err(Outcome::not_tested("this torch cannot do it").all_seen(text(&answer, "error")).into())
         }
-        _ => Err(failure(state, &run, program, arguments, &env)),
+        _ => Err(failure(state, &run, program, arguments, &env).into()),
     }
 }
 
@@ -221,7 +225,7 @@ pub(super) fn allocator(state: &mut State<'_>) -> Outcome {
     let file: OsString = folder.path().join("snapshot.pickle").into();
     let answer = match on_working_gpu(state, ALLOCATOR, &[&file]) {
         Ok(answer) => answer,
-        Err(outcome) => return outcome,
+        Err(outcome) => return *outcome,
     };
     replayed(Path::new(&file), &answer)
 }
@@ -269,7 +273,7 @@ pub(super) fn clean_slate(state: &mut State<'_>) -> Outcome {
     let arguments: Vec<&OsStr> = package.iter().map(|folder| folder.path().as_os_str()).collect();
     let answer = match on_working_gpu(state, SLATE, &arguments) {
         Ok(answer) => answer,
-        Err(outcome) => return outcome,
+        Err(outcome) => return *outcome,
     };
     let at = |key: &str| -> Option<(u64, u64)> {
         let part = answer.get(key)?;

@@ -99,6 +99,8 @@ pub(super) struct State<'a> {
     pub torch: Option<Torch>,
     components: Vec<Component>,
     resolution: Option<Resolution>,
+    /// Whether the loader would not find what torch needs.
+    pub libraries_fail: bool,
     /// Whether the CPU program ran through.
     pub cpu_ok: bool,
     /// Whether the GPU program ran through.
@@ -139,6 +141,7 @@ impl<'a> State<'a> {
             torch: None,
             components: Vec::new(),
             resolution: None,
+            libraries_fail: false,
             cpu_ok: false,
             gpu_ok: false,
             picture: None,
@@ -174,21 +177,36 @@ impl<'a> State<'a> {
         facts
     }
 
-    /// A remedy that makes the environment anew.
-    pub fn again(&self) -> String {
+    /// A remedy that brings the files of packages back; of all, where none is named. Python packages are `NAME==VERSION`.
+    pub fn again(&self, conda: &BTreeSet<String>, python: &BTreeSet<String>) -> String {
         let argument = self.subject.argument();
+        let list = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(" ");
+        if !python.is_empty() && conda.is_empty() && python.len() <= 8 {
+            let program = self.subject.python.as_ref().map_or_else(|| "python".into(), |path| path.display().to_string());
+            return format!("install again: {program} -m pip install --force-reinstall --no-deps {}", list(python));
+        }
+        let named = !conda.is_empty() && python.is_empty() && conda.len() <= 8;
         match self.subject.kind {
+            Kind::Tare if named => format!("link the files anew: tare install {argument} --force-reinstall {}", list(conda)),
             Kind::Tare => {
                 format!("make it again from what it was made of: tare create {argument} --force -f FILE, or tare sync {argument} LOCK")
             }
-            Kind::Conda => {
-                format!("see what is wrong: tare verify {argument}; then install the packages concerned again with the tool that made it")
-            }
-            Kind::Venv | Kind::Interpreter => {
-                let python = self.subject.python.as_ref().map_or_else(|| "python".into(), |path| path.display().to_string());
-                format!("install the packages concerned again: {python} -m pip install --force-reinstall --no-deps PACKAGE==VERSION")
+            Kind::Conda if named => format!("install again with the tool that made it: {}", list(conda)),
+            Kind::Conda => format!("see what is wrong: tare verify {argument}; then install it again with the tool that made it"),
+            Kind::Venv | Kind::Interpreter => "make it anew, and install its packages again".to_owned(),
+        }
+    }
+
+    /// The same for torch.
+    pub fn torch_again(&self) -> String {
+        let mut names = (BTreeSet::new(), BTreeSet::new());
+        if let Some(torch) = &self.torch {
+            match &torch.conda {
+                Some((name, ..)) => drop(names.0.insert(name.clone())),
+                None => drop(names.1.insert(format!("torch=={}", torch.distribution.as_ref().unwrap_or(&torch.version)))),
             }
         }
+        self.again(&names.0, &names.1)
     }
 
     /// The step cannot be done without a torch that was built for CUDA.
@@ -213,9 +231,10 @@ fn files(state: &mut State<'_>) -> Outcome {
     let contents = state.options.level != Level::Quick;
     // Files beside those of packages are looked for where an environment has packages, not in the system's folders.
     let extra = state.subject.kind != Kind::Interpreter;
+    let none = BTreeSet::new();
     let report = match verify::verify(&state.subject.prefix, verify::Options { extra, contents }, &Silent) {
         Ok(report) => report,
-        Err(error) => return Outcome::fail("what was installed cannot be read").seen(error.to_string()).remedy(state.again()),
+        Err(error) => return Outcome::fail("what was installed cannot be read").seen(error.to_string()).remedy(state.again(&none, &none)),
     };
     let how = if contents { "content" } else { "presence and size" };
     if report.packages == 0 && report.python_packages == 0 {
@@ -246,6 +265,7 @@ fn files(state: &mut State<'_>) -> Outcome {
         Outcome::pass(looked)
     } else {
         let moved = bad.iter().any(|finding| finding.fault == Fault::Moved);
+        let distributions = state.subject.prefix.pip_distributions();
         let reason = if moved {
             "the environment was moved: its files name another place".to_owned()
         } else {
@@ -262,8 +282,22 @@ fn files(state: &mut State<'_>) -> Outcome {
         if bad.iter().any(|finding| finding.fault == Fault::UnmetDependency) {
             outcome = outcome.remedy("install what is missing, or the versions that are asked for");
         }
-        if bad.iter().any(|finding| !matches!(finding.fault, Fault::Moved | Fault::UnmetDependency)) {
-            outcome = outcome.remedy(state.again());
+        let (mut conda, mut python) = (BTreeSet::new(), BTreeSet::new());
+        let mut unnamed = false;
+        for finding in bad.iter().filter(|finding| !matches!(finding.fault, Fault::Moved | Fault::UnmetDependency)) {
+            let name = finding.package.as_deref().unwrap_or_default();
+            if state.records.iter().any(|record| record.name().as_normalized() == name) {
+                conda.insert(name.to_owned());
+            } else if let Some(found) = distributions.iter().find(|distribution| distribution.name == name) {
+                python.insert(format!("{}=={}", found.name, found.version));
+            } else {
+                unnamed = true;
+            }
+        }
+        if unnamed {
+            outcome = outcome.remedy(state.again(&none, &none));
+        } else if !conda.is_empty() || !python.is_empty() {
+            outcome = outcome.remedy(state.again(&conda, &python));
         }
         outcome
     };
@@ -341,7 +375,7 @@ fn interpreter(state: &mut State<'_>) -> Outcome {
                 .seen("its interpreter is a link to a file that is not there: the Python it was made from was removed or updated")
                 .remedy("make the environment again with a Python that is there");
         } else if outcome.remedies.is_empty() {
-            outcome = outcome.remedy(state.again());
+            outcome = outcome.remedy(state.again(&BTreeSet::new(), &BTreeSet::new()));
         }
         return outcome;
     };
@@ -362,7 +396,11 @@ fn interpreter(state: &mut State<'_>) -> Outcome {
     let (mut faults, mut remedies, mut remarks) = (Vec::new(), Vec::new(), Vec::new());
     if let Some(prefix) = text("prefix").filter(|prefix| !inside(prefix)) {
         faults.push(format!("it takes `{prefix}` for its place, not `{}`", state.subject.prefix.path().display()));
-        remedies.push(if set.iter().any(|(name, ..)| name == "PYTHONHOME") { "unset PYTHONHOME".to_owned() } else { state.again() });
+        remedies.push(if set.iter().any(|(name, ..)| name == "PYTHONHOME") {
+            "unset PYTHONHOME".to_owned()
+        } else {
+            state.again(&BTreeSet::new(), &BTreeSet::new())
+        });
     }
     let torch_from = text("torch");
     if let Some(path) = torch_from.as_deref().filter(|path| !inside(path)) {
@@ -381,8 +419,8 @@ fn interpreter(state: &mut State<'_>) -> Outcome {
     for (name, value, what) in &set {
         remarks.push(format!("{name} is set to `{value}`: {what}"));
     }
-    if env.get(OsStr::new("CUDA_VISIBLE_DEVICES")).is_some() {
-        let value = env.get(OsStr::new("CUDA_VISIBLE_DEVICES")).map(|value| value.to_string_lossy().into_owned()).unwrap_or_default();
+    if let Some(value) = env.get(OsStr::new("CUDA_VISIBLE_DEVICES")) {
+        let value = value.to_string_lossy().into_owned();
         remarks.push(if value.is_empty() || value == "-1" {
             "CUDA_VISIBLE_DEVICES hides every GPU from programs".to_owned()
         } else {
@@ -501,7 +539,7 @@ fn which_torch(state: &mut State<'_>) -> Outcome {
     let mut outcome = if !read.contradictions.is_empty() {
         Outcome::fail(format!("torch {} contradicts itself: files of two builds are mixed, or some are missing", read.version))
             .all_seen(read.contradictions.clone())
-            .remedy(state.again())
+            .remedy(state.torch_again())
     } else if read.build == Build::Cpu && state.options.require_gpu {
         Outcome::fail(format!("{what}, and a GPU build is required"))
     } else if read.build == Build::Cpu
@@ -862,7 +900,7 @@ fn versions(state: &mut State<'_>) -> Outcome {
             _ => format!(
                 "install the versions that torch names: {} -m pip install --force-reinstall torch=={}",
                 state.subject.python.as_ref().map_or_else(|| "python".into(), |path| path.display().to_string()),
-                torch.version
+                torch.distribution.as_ref().unwrap_or(&torch.version)
             ),
         });
         let mut outcome = Outcome::fail(faults[0].clone()).all_seen(faults[1..].to_vec()).all_seen(evidence).details(details);
@@ -1075,6 +1113,7 @@ fn libraries(state: &mut State<'_>) -> Outcome {
             .push(format!("torch loads itself what its libraries do not find: {}", cut(found.preloaded.clone(), "libraries").join(", ")));
     }
     // A library that is the driver's is needed at the start by some builds.
+    state.libraries_fail = !faults.is_empty();
     let looked = format!("{} of torch and what they need: {} names", plural(found.files, "file"), found.found.len());
     remedies.dedup();
     let details = json!(found);
@@ -1082,7 +1121,7 @@ fn libraries(state: &mut State<'_>) -> Outcome {
         Outcome::pass(format!("{} libraries, all found", found.found.len()))
     } else {
         if !faults.is_empty() && remedies.is_empty() {
-            remedies.push(state.again());
+            remedies.push(state.torch_again());
         }
         Outcome::fail(if faults.len() == 1 {
             faults[0].clone()

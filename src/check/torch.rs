@@ -42,6 +42,8 @@ pub struct Torch {
     pub folder: PathBuf,
     /// Version, with the local part (`2.15.0+cu132`).
     pub version: String,
+    /// The version by which an index knows it, from its metadata.
+    pub distribution: Option<String>,
     /// What it was built for.
     pub build: Build,
     /// What says so, a line each.
@@ -122,7 +124,7 @@ pub fn read(folder: &Path, prefix: &Path, records: &[PrefixRecord], python: Opti
     if let Some(record) = record {
         let package = &record.repodata_record.package_record;
         evidence.push(format!("conda package `{} {} {}`", package.name.as_normalized(), package.version, package.build));
-        if let Some(build) = build_of_string(&package.build.to_string()) {
+        if let Some(build) = build_of_string(package.build.as_ref()) {
             says.push((build, format!("the build string `{}`", package.build)));
         }
     }
@@ -166,6 +168,7 @@ pub fn read(folder: &Path, prefix: &Path, records: &[PrefixRecord], python: Opti
         }
         _ => {}
     }
+    let distribution = info.as_ref().and_then(|(_, metadata)| field(metadata, "Version:"));
     let (conda, conda_depends) = match record {
         Some(record) => {
             let package = &record.repodata_record.package_record;
@@ -185,6 +188,7 @@ pub fn read(folder: &Path, prefix: &Path, records: &[PrefixRecord], python: Opti
     Torch {
         folder: folder.to_owned(),
         version: version.unwrap_or_else(|| "of unknown version".into()),
+        distribution,
         build,
         evidence,
         contradictions,

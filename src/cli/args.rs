@@ -91,6 +91,15 @@ pub enum Command {
     #[command(subcommand)]
     Notebook(super::notebook::NotebookCommand),
     Completions(CompletionsArgs),
+    /// Asks a driver library in a process of its own, for `gpu info` and `gpu top`
+    #[command(name = "__gpu-probe", hide = true)]
+    GpuProbe {
+        /// What to ask: `libcuda`, `nvml`, or `watch` for NVML again and again
+        route: String,
+        /// Seconds between two answers of `watch`
+        #[arg(default_value_t = 1.0)]
+        interval: f64,
+    },
     /// Prints what the shell function of `tare init` evaluates
     #[command(name = "__hook", hide = true)]
     Hook(HookArgs),
@@ -132,6 +141,9 @@ pub struct ChannelArgs {
     /// Same as `--channel-priority disabled`
     #[arg(long, hide = true)]
     pub no_channel_priority: bool,
+    /// What resolves `pip:` sections [default: uv where the environment or the machine has it, else pip]
+    #[arg(long, value_enum, value_name = "PROGRAM")]
+    pub pip_resolver: Option<PipResolverArg>,
     /// Ignore packages uploaded after this time (a date, an RFC 3339 time, or an age such as `7d`)
     #[arg(long, value_name = "TIME")]
     pub exclude_newer: Option<String>,
@@ -147,6 +159,16 @@ pub enum PriorityArg {
     Flexible,
     /// Channel order does not matter
     Disabled,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PipResolverArg {
+    /// uv where the environment or the machine has it, else pip
+    Auto,
+    /// uv of the environment or of the machine
+    Uv,
+    /// pip of the environment
+    Pip,
 }
 
 /// The machine the environment is for.

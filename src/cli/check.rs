@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::args::{CheckArgs, CheckFormatArg, CheckHowArgs, CheckLevelArg};
 use super::context::{Context, environment, places};
-use crate::check::{self, Level, Machine, Options, Report, Subject, html, junit, text};
+use crate::check::memory::SelfTest;
+use crate::check::{self, Level, Machine, MemoryTest, Options, Report, Subject, html, junit, text};
 use crate::error::{Error, Result};
 use crate::install::{Cancel, CancelOnDrop};
 use crate::platform::gpu::{self, Probe};
@@ -108,7 +109,17 @@ async fn run(subject: Subject, how: &CheckHowArgs, machine: Machine, context: &C
     let progress = context.printer.progress();
     let env = environment();
     blocking(move |cancel| {
-        let options = Options { level, require_gpu, limit, cancel: cancel.clone(), env, machine, memory: None, root: PathBuf::from("/") };
+        let memory = std::env::current_exe().ok().map(|program| SelfTest { program, env: env.clone() });
+        let options = Options {
+            level,
+            require_gpu,
+            limit,
+            cancel: cancel.clone(),
+            env,
+            machine,
+            memory: memory.as_ref().map(|test| test as &dyn MemoryTest),
+            root: PathBuf::from("/"),
+        };
         check::check(&subject, &options, &*progress)
     })
     .await
@@ -140,7 +151,6 @@ fn verbose(context: &Context<'_>) -> bool {
 }
 
 fn present_one(report: &Report, format: CheckFormatArg, output: Option<&Path>, context: &Context<'_>) -> Result<u8> {
-    let printer = context.printer;
     let document = json!(report);
     let for_people = text::text(report, verbose(context));
     let rendered = match format {
@@ -150,9 +160,6 @@ fn present_one(report: &Report, format: CheckFormatArg, output: Option<&Path>, c
         CheckFormatArg::Html => html::page(std::slice::from_ref(report)),
     };
     emit(&rendered, &for_people, &document, format, output, context)?;
-    if output.is_some() || format == CheckFormatArg::Text {
-        printer.detail("`-v` shows what was seen in every step, `--format html -o FILE` writes a page");
-    }
     Ok(report.exit_code)
 }
 

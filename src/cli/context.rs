@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use super::args::{ChannelArgs, EnvironmentArgs, Global, GpuArg, LinkModeArg, PriorityArg, TargetArgs};
+use super::args::{ChannelArgs, EnvironmentArgs, Global, GpuArg, LinkModeArg, PipResolverArg, PriorityArg, TargetArgs};
 use crate::config::{self, Settings, Sourced};
 use crate::error::Result;
 use crate::install::LinkMode;
 use crate::platform::GpuIntent;
 use crate::prefix::{Places, Which};
+use crate::pypi::EngineChoice;
 use crate::resolve::Inputs;
 use crate::solve::PriorityChoice;
 use crate::ui::Printer;
@@ -100,12 +101,22 @@ pub fn inputs(specs: &[String], files: &[String], channels: &ChannelArgs, target
         override_channels: channels.override_channels,
         priority: priority(channels),
         exclude_newer: channels.exclude_newer.clone(),
+        pip_resolver: pip_resolver(channels),
         platform: target.platform.clone(),
         cuda: target.cuda.clone(),
         virtual_packages: target.virtual_packages.clone(),
         gpu: gpu(target.gpu),
         ..Inputs::default()
     }
+}
+
+/// `--pip-resolver`
+pub fn pip_resolver(channels: &ChannelArgs) -> Option<EngineChoice> {
+    channels.pip_resolver.map(|arg| match arg {
+        PipResolverArg::Auto => EngineChoice::Auto,
+        PipResolverArg::Uv => EngineChoice::Uv,
+        PipResolverArg::Pip => EngineChoice::Pip,
+    })
 }
 
 pub fn gpu(arg: Option<GpuArg>) -> GpuIntent {

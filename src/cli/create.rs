@@ -9,6 +9,7 @@ use super::context::{Context, inputs, link_mode};
 use crate::create::{self, Options, Outcome, Planned};
 use crate::error::Result;
 use crate::install::{Cancel, Installed, LinkMode};
+use crate::pypi::PypiSource;
 use crate::resolve::count;
 use crate::ui::{human_bytes, table};
 
@@ -124,13 +125,32 @@ pub fn plan_text(planned: &Planned) -> String {
             package.size.map(human_bytes).unwrap_or_default(),
         ]);
     }
+    let mut size = crate::install::total_size(&planned.resolved.records);
+    for ready in planned.pypi.iter().flat_map(|pypi| &pypi.wheels) {
+        let record = &ready.record;
+        let (build, bytes) = match &record.source {
+            PypiSource::Archive { url, size, .. } if url.path().ends_with(".whl") => ("wheel", *size),
+            PypiSource::Archive { size, .. } => ("source", *size),
+            PypiSource::Vcs { .. } => ("repository", None),
+            PypiSource::Directory { editable: true, .. } => ("editable", None),
+            PypiSource::Directory { .. } => ("folder", None),
+        };
+        size = size.saturating_add(bytes.unwrap_or(0));
+        rows.push(vec![
+            record.name.to_string(),
+            record.version.to_string(),
+            build.to_owned(),
+            "pypi".to_owned(),
+            bytes.map(human_bytes).unwrap_or_default(),
+        ]);
+    }
     let packages = rows.len() - 1;
     format!(
         "would create {} for {}: {}, {}\n\n{}",
         planned.prefix.display(),
         planned.prepared.target.subdir,
         count(packages, "package"),
-        human_bytes(crate::install::total_size(&planned.resolved.records)),
+        human_bytes(size),
         table::columns(&rows, &[4])
     )
 }

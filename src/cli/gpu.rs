@@ -1,24 +1,127 @@
 //! `tare gpu`
 
 use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::json;
 
 use crate::error::{Error, Result};
 use crate::gpu::alloc::TorchVersion;
-use crate::gpu::simulate;
+use crate::gpu::info::{self as gpu_info, NvmlView};
+use crate::gpu::memtest::{self, Level};
 use crate::gpu::summary::{self, html};
+use crate::gpu::top as gpu_top;
 use crate::gpu::trace::{self, Snapshot, report, whatif};
-use crate::ui::Printer;
+use crate::gpu::{child, simulate};
+use crate::ui::{Printer, live, table};
 
-/// Explain and predict GPU memory; no GPU is needed
+/// The GPUs of this machine, and GPU memory explained and predicted
 #[derive(Debug, Subcommand)]
 pub enum GpuCommand {
+    /// Show the GPUs, the driver by each of its layers, error counters and processes
+    Info,
+    Top(TopArgs),
+    Selftest(SelftestArgs),
     Replay(ReplayArgs),
     Whatif(WhatifArgs),
     Summary(SummaryArgs),
     Simulate(SimulateArgs),
+}
+
+/// Watch the memory of every GPU and of the processes on it; `q` ends it
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Print once and end, as it is where the output is no terminal
+    #[arg(long)]
+    pub once: bool,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    pub interval: f64,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds)).ok_or_else(|| "give a number from 0.1 to 3600".to_owned())
+}
+
+/// Test the memory of GPUs, the driver's path to it and tare's allocator: PASS, FAIL or NOT TESTED
+///
+/// Ends with 0 for PASS, 6 for FAIL. NOT TESTED (no GPU, a busy one, memory that cannot be had) ends with 0, or with 8 under
+/// `--require-gpu`.
+///
+/// Examples:
+///   tare gpu selftest --level quick
+///   tare gpu selftest --device cuda:1 --level thorough --budget 30m
+///   tare gpu selftest --device sim:8GiB,stuck=0x12345678:3
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub struct SelftestArgs {
+    /// cuda:N, all, or a simulated card with faults, such as sim:8GiB,flip=1GiB:3; can be repeated [default: all]
+    #[arg(long = "device", value_name = "DEVICE")]
+    pub devices: Vec<String>,
+    /// quick: seconds; standard: a minute or so; thorough: until the budget is spent
+    #[arg(long, value_name = "LEVEL", default_value = "standard")]
+    pub level: LevelArg,
+    /// Begin no further pass after this time, such as 30s, 10m or 2h [default: 10m for thorough, else none]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub budget: Option<Duration>,
+    /// Leave this much memory free, such as 2GiB [default: a small part of the card]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub reserve: Option<u64>,
+    /// Test a card that other processes compute on, as far as its memory is free
+    #[arg(long)]
+    pub even_if_busy: bool,
+    /// Only through native segments [default: all patterns through these, a short test through expandable ones]
+    #[arg(long, conflicts_with = "expandable")]
+    pub native: bool,
+    /// Only through expandable segments
+    #[arg(long)]
+    pub expandable: bool,
+    /// Also leave zeros and ones alone for this time, each, and look again
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub fade: Option<Duration>,
+    /// Seed of the random patterns [default: always the same]
+    #[arg(long, value_name = "NUMBER")]
+    pub seed: Option<u64>,
+    /// End with 8 where anything that should have been tested was not
+    #[arg(long)]
+    pub require_gpu: bool,
+}
+
+/// How much the self-test does.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub enum LevelArg {
+    Quick,
+    Standard,
+    Thorough,
+}
+
+impl From<LevelArg> for Level {
+    fn from(level: LevelArg) -> Self {
+        match level {
+            LevelArg::Quick => Level::Quick,
+            LevelArg::Standard => Level::Standard,
+            LevelArg::Thorough => Level::Thorough,
+        }
+    }
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let scale = match unit.trim() {
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err("give a time such as 30s, 10m or 2h".to_owned()),
+    };
+    let seconds = number.parse::<f64>().ok().map(|number| number * scale).filter(|seconds| (0.0..=30.0 * 86400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "give a time such as 30s, 10m or 2h, at most 30 days".to_owned())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    simulate::scenario::parse_size(text).ok_or_else(|| "give a size such as 2GiB or 500MiB".to_owned())
 }
 
 /// Which recording, and how it is read.
@@ -105,11 +208,132 @@ pub struct SimulateArgs {
 
 pub fn run(command: GpuCommand, printer: &Printer) -> Result<u8> {
     match command {
+        GpuCommand::Info => info(printer),
+        GpuCommand::Top(args) => top(&args, printer),
+        GpuCommand::Selftest(args) => selftest(&args, printer),
         GpuCommand::Replay(args) => replay(&args, printer),
         GpuCommand::Whatif(args) => what_if(&args, printer),
         GpuCommand::Summary(args) => summarise(&args, printer),
         GpuCommand::Simulate(args) => simulate(&args, printer),
     }
+}
+
+/// The command of a child that asks a driver library.
+fn prober() -> Result<impl Fn(&str) -> Command + Sync> {
+    let program = std::env::current_exe()
+        .map_err(|error| Error::failure("this program's own path is unknown, so it cannot ask the driver").because(error))?;
+    Ok(move |route: &str| {
+        let mut command = Command::new(&program);
+        command.args(["__gpu-probe", route]);
+        command
+    })
+}
+
+/// The body of the hidden command: see [`gpu_info::probe_main`].
+pub fn probe(route: &str, interval: f64, printer: &Printer) -> Result<u8> {
+    if route != "watch" {
+        printer.raw(&format!("{}\n", gpu_info::probe_main(route)));
+        return Ok(0);
+    }
+    // Ends with the parent, by a signal.
+    loop {
+        printer.raw(&format!("{}\n", gpu_info::probe_main("nvml")));
+        std::thread::sleep(Duration::from_secs_f64(interval.clamp(0.1, 3600.0)));
+    }
+}
+
+fn info(printer: &Printer) -> Result<u8> {
+    let info = gpu_info::look(&prober()?, std::path::Path::new("/"), gpu_info::LIMIT);
+    for remark in &info.remarks {
+        printer.warn(remark, &[]);
+    }
+    for hint in &info.hints {
+        printer.note(&format!("hint: {hint}"));
+    }
+    printer.json(&info);
+    printer.data(&info.text());
+    if info.nothing() {
+        printer.note("tare needs no GPU to make environments for one: see `--cuda` of `tare lock` and `tare create`");
+    }
+    Ok(0)
+}
+
+fn selftest(args: &SelftestArgs, printer: &Printer) -> Result<u8> {
+    let mut options = memtest::Options::new(args.level.into());
+    options.budget = args.budget;
+    options.reserve = args.reserve;
+    options.even_if_busy = args.even_if_busy;
+    options.segments = match (args.native, args.expandable) {
+        (true, _) => memtest::Segments::Native,
+        (_, true) => memtest::Segments::Expandable,
+        _ => memtest::Segments::Both,
+    };
+    options.fade = args.fade.unwrap_or_default();
+    options.seed = args.seed.unwrap_or(options.seed);
+    let report = memtest::selftest(&args.devices, &options, &*printer.progress())?;
+    let code = report.exit_code(args.require_gpu);
+    let mut document = json!(report);
+    document["success"] = json!(code == 0);
+    printer.json(&document);
+    printer.data(&report.text());
+    Ok(code)
+}
+
+fn top(args: &TopArgs, printer: &Printer) -> Result<u8> {
+    let folder = gpu_top::offers_folder();
+    let host_pids = !crate::gpu::nvml::pids_are_ours();
+    let combine = |view: &NvmlView| gpu_top::combine(view, &gpu_top::offers(&folder), host_pids);
+    if args.once || printer.is_json() || !live::possible() {
+        let view = gpu_info::ask_in_child(&prober()?, "nvml", gpu_info::LIMIT);
+        let view = view.unwrap_or_else(|problem| NvmlView { problem: Some(format!("NVML {problem}")), ..NvmlView::default() });
+        let top = combine(&view);
+        printer.json(&top);
+        printer.data(&top.text(100, table::columns));
+        return Ok(0);
+    }
+    let mut command = prober()?("watch");
+    command.arg(args.interval.to_string());
+    // Ends when this process does: the child dies with its parent.
+    let (sender, views) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut send = |line: &str| {
+            if let Ok(view) = serde_json::from_str::<NvmlView>(line) {
+                let _ = sender.send(Ok(view));
+            }
+        };
+        let forever = Instant::now() + Duration::from_secs(10 * 365 * 86400);
+        let ended = child::run(command, forever, &mut send);
+        let _ = sender.send(Err(ended.problem(Duration::ZERO).unwrap_or_else(|| "ended".to_owned())));
+    });
+    let mut screen = live::Screen::open()?;
+    let mut last: Option<(Instant, NvmlView)> = None;
+    let mut problem = None;
+    let begin = Instant::now();
+    loop {
+        for answer in views.try_iter() {
+            match answer {
+                Ok(view) => last = Some((Instant::now(), view)),
+                Err(why) => problem = Some(format!("NVML {why}")),
+            }
+        }
+        let (columns, _) = screen.size();
+        let mut text = match &last {
+            Some((_, view)) => combine(view).text(columns, table::columns),
+            None => "asking the driver\n".to_owned(),
+        };
+        let silent = last.as_ref().map_or(begin, |(at, _)| *at).elapsed().as_secs_f64();
+        if let Some(problem) = &problem {
+            text.push_str(&format!("{problem}\n"));
+        } else if silent > args.interval + 5.0 {
+            text.push_str(&format!("the driver has not answered for {silent:.0} s\n"));
+        }
+        screen.draw("tare gpu top", "q quits", &text);
+        match screen.key(Duration::from_millis(200)) {
+            live::Key::Quit => break,
+            live::Key::None | live::Key::Other => {}
+        }
+    }
+    Ok(0)
 }
 
 fn version(text: Option<&str>) -> Result<Option<TorchVersion>> {

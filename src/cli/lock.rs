@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::args::LockArgs;
-use super::context::{Context, gpu, priority};
+use super::context::{Context, gpu, pip_resolver, priority};
 use crate::error::{Error, Result};
 use crate::lock::{self, CheckOptions, MakeOptions, PlatformChange, ReadOptions};
 use crate::resolve::{Inputs, count};
@@ -28,6 +28,7 @@ pub async fn lock(args: LockArgs, context: &Context<'_>) -> Result<u8> {
         cuda: args.cuda.clone(),
         virtual_packages: args.virtual_packages.clone(),
         gpu: gpu(args.gpu),
+        pip_resolver: pip_resolver(&args.channels),
         no_pip: args.no_pip,
         ..Inputs::default()
     };

@@ -147,6 +147,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
             printer.raw(&crate::platform::detect_child_main(&route));
             Ok(0)
         }
+        Command::GpuProbe { route, interval } => gpu::probe(&route, interval, printer),
         Command::Gpu(command) => gpu::run(command, printer),
         Command::Run(args) => run::run(&args, &global).map_err(|error| match error.kind() {
             Kind::Run(_) => error,
@@ -193,7 +194,12 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Clean(args) => block_on(clean::clean(&args, &context)),
                 Command::Auth(args) => auth::auth(args, &context),
                 Command::Notebook(command) => block_on(notebook::run(command, &context)),
-                Command::Completions(_) | Command::DetectGpu { .. } | Command::Gpu(_) | Command::Run(_) | Command::Shell(_) => Ok(0),
+                Command::Completions(_)
+                | Command::DetectGpu { .. }
+                | Command::GpuProbe { .. }
+                | Command::Gpu(_)
+                | Command::Run(_)
+                | Command::Shell(_) => Ok(0),
             }
         }
     }

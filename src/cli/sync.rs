@@ -91,7 +91,7 @@ async fn run(options: &SyncOptions, check: Option<bool>, notebook: bool, context
             printer.json(&document);
             return Ok(code);
         }
-        Synced::Planned { prefix, platform, records } => {
+        Synced::Planned { prefix, platform, records, python } => {
             let mut rows = vec![["package", "version", "build", "channel", "size"].map(str::to_owned).to_vec()];
             for record in &records {
                 let package = &record.package_record;
@@ -103,10 +103,19 @@ async fn run(options: &SyncOptions, check: Option<bool>, notebook: bool, context
                     package.size.map(human_bytes).unwrap_or_default(),
                 ]);
             }
+            for package in &python {
+                rows.push(vec![
+                    package.name.clone(),
+                    package.version.clone().unwrap_or_default(),
+                    "pypi_0".to_owned(),
+                    "pypi".to_owned(),
+                    package.size.map(human_bytes).unwrap_or_default(),
+                ]);
+            }
             printer.data(&format!(
                 "would make {} what the lock says for {platform}: {}\n\n{}",
                 prefix.display(),
-                count(records.len(), "package"),
+                count(records.len() + python.len(), "package"),
                 table::columns(&rows, &[4])
             ));
             let link: Vec<_> = records.iter().map(|record| crate::create::record_json(record, false)).collect();
@@ -116,6 +125,7 @@ async fn run(options: &SyncOptions, check: Option<bool>, notebook: bool, context
                 "prefix": prefix,
                 "platform": platform,
                 "actions": { "PREFIX": prefix, "FETCH": fetch, "LINK": link },
+                "pypi": python.iter().map(|package| json!({ "name": package.name, "version": package.version })).collect::<Vec<_>>(),
             }));
         }
         Synced::Done(installed) => {

@@ -108,6 +108,13 @@ static KEYS: &[Key] = &[
         key("max_retries", Kind::Integer, &["CONDA_REMOTE_MAX_RETRIES"], true, "retries after a failed request"),
     ),
     aliased(&["fetch_threads"], key("concurrency", Kind::Integer, &["CONDA_FETCH_THREADS"], true, "requests at the same time")),
+    key(
+        "pip_resolver",
+        Kind::Word(&["auto", "uv", "pip"]),
+        &["TARE_PIP_RESOLVER"],
+        false,
+        "what resolves `pip:` sections: auto (uv where there is one), uv or pip",
+    ),
     key("repodata_use_shards", Kind::Bool, &["CONDA_REPODATA_USE_SHARDS"], true, "sharded repodata where a channel has it"),
     key("repodata_use_zst", Kind::Bool, &["CONDA_REPODATA_USE_ZST"], true, "repodata.json.zst where a channel has it"),
     key("keyring", Kind::Bool, &["TARE_KEYRING"], false, "ask the system's keyring for credentials"),

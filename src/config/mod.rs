@@ -70,6 +70,8 @@ pub struct Settings {
     pub custom_multichannels: Sourced<IndexMap<String, Vec<String>>>,
     /// `auto`, `strict`, `flexible` or `disabled`.
     pub channel_priority: Sourced<String>,
+    /// What resolves `pip:` sections: `auto`, `uv` or `pip`.
+    pub pip_resolver: Sourced<String>,
     /// Base URL to the base URLs that are asked in its place.
     pub mirrors: Sourced<IndexMap<String, Vec<String>>>,
     /// `root`: holds `envs`.
@@ -496,6 +498,7 @@ fn merge(options: &LoadOptions, layers: Vec<Layer>, config_file: PathBuf, files:
         custom_channels: merged.take("custom_channels", map, IndexMap::new)?,
         custom_multichannels: merged.take("custom_multichannels", map_of_lists, IndexMap::new)?,
         channel_priority: merged.take("channel_priority", text, || "auto".to_owned())?,
+        pip_resolver: merged.take("pip_resolver", text, || "auto".to_owned())?,
         mirrors: merged.take("mirrors", map_of_lists, IndexMap::new)?,
         root,
         envs_dirs,
@@ -615,6 +618,7 @@ impl Settings {
             row("custom_channels", &self.custom_channels),
             row("custom_multichannels", &self.custom_multichannels),
             row("channel_priority", &self.channel_priority),
+            row("pip_resolver", &self.pip_resolver),
             row("mirrors", &self.mirrors),
             row("root", &self.root),
             row("envs_dirs", &self.envs_dirs),

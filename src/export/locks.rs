@@ -65,7 +65,10 @@ pub fn of_subject(subject: &Subject) -> Result<Lock> {
             channels.push(url);
         }
     }
-    let mut lock = Lock { platforms: vec![platform], channels, environment: "default".to_owned(), ..Lock::default() };
+    let mut indexes: Vec<String> = platform.pypi.iter().filter_map(|package| package.index.clone()).collect();
+    indexes.sort();
+    indexes.dedup();
+    let mut lock = Lock { platforms: vec![platform], channels, indexes, environment: "default".to_owned(), ..Lock::default() };
     lock.provenance.variables = subject.variables.clone();
     lock.sort();
     Ok(lock)
@@ -88,6 +91,9 @@ fn locked_pypi(subject: &Subject) -> Result<Vec<LockedPypi>> {
         .python
         .iter()
         .map(|package| {
+            if let Some(record) = &package.record {
+                return lock::locked_pypi(record);
+            }
             let mut made = LockedPypi {
                 name: package.name.clone(),
                 version: Some(package.version.clone()).filter(|version| !version.is_empty()),

@@ -469,6 +469,7 @@ mod tests {
             requires: Vec::new(),
             license: None,
             requested: false,
+            record: None,
         };
         assert_eq!(pypi_purl(&package), "pkg:pypi/x@1.0%2Bcu126?vcs_url=git%2Bhttps://h/x.git%40ab");
     }

@@ -11,6 +11,7 @@ use url::Url;
 use crate::error::{Error, Result};
 use crate::lock::{Lock, LockedPlatform, LockedPypi};
 use crate::prefix::{self, Distribution, Prefix};
+use crate::pypi::{PypiRecord, PypiSource};
 
 /// Where a Python package came from (PEP 610).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,6 +69,8 @@ pub struct PythonPackage {
     pub license: Option<String>,
     /// Asked for by name (PEP 376 `REQUESTED`).
     pub requested: bool,
+    /// Where tare took it from, if tare installed it.
+    pub record: Option<PypiRecord>,
 }
 
 impl PythonPackage {
@@ -178,7 +181,7 @@ impl Subject {
             platform: prefix.subdir(),
             channels,
             listed,
-            python: prefix.pip_distributions().iter().map(|distribution| python_package(prefix.path(), distribution)).collect(),
+            python: python_packages(prefix),
             variables: prefix.variables()?,
             requested,
             virtual_packages: virtual_packages(prefix),
@@ -301,6 +304,7 @@ fn locked_package(package: &LockedPypi) -> PythonPackage {
         requires: package.requires_dist.clone(),
         license: None,
         requested: package.requested,
+        record: None,
     }
 }
 
@@ -312,6 +316,23 @@ fn is_archive(location: &str) -> bool {
 /// Whether an address looks like that of a file of an index (`…/packages/…/NAME-VERSION…`) and not one that somebody gave.
 fn is_index_file(location: &str) -> bool {
     is_archive(location) && location.contains("/packages/")
+}
+
+/// The Python packages of an environment that no conda package brought. Of those that tare installed from an index, file and hash are known.
+fn python_packages(prefix: &Prefix) -> Vec<PythonPackage> {
+    let noted = crate::pypi::installed::records(prefix);
+    let describe = |distribution: &Distribution| {
+        let mut made = python_package(prefix.path(), distribution);
+        let Some(tare) = noted.iter().find(|tare| tare.record.name.as_ref() == made.name) else { return made };
+        let mut record = tare.ready().record;
+        record.requested = made.requested;
+        if let (Origin::Index { .. }, PypiSource::Archive { url, sha256, direct: false, .. }) = (&made.origin, &record.source) {
+            made.origin = Origin::Index { url: Some(url.to_string()), sha256: sha256.clone() };
+        }
+        made.record = Some(record);
+        made
+    };
+    prefix.pip_distributions().iter().map(describe).collect()
 }
 
 /// The virtual packages that the stamp of tare holds.
@@ -426,5 +447,6 @@ pub(crate) fn python_package(prefix: &Path, distribution: &Distribution) -> Pyth
         requires: header.iter().filter_map(|line| line.strip_prefix("Requires-Dist:")).map(|line| line.trim().to_owned()).collect(),
         license,
         requested: folder.join("REQUESTED").exists(),
+        record: None,
     }
 }

@@ -7,16 +7,21 @@ use std::process::Command;
 /// Says to the child which test it is.
 const CHILD: &str = "TARE_TEST_IN_CHILD";
 
-/// A folder with the fake libraries under the names that programs look for.
-pub fn folder() -> tempfile::TempDir {
-    let folder = tempfile::Builder::new().prefix("tare-fake-driver-").tempdir().expect("a folder");
+/// Copies the fake libraries to `folder`, under the names that programs look for.
+pub fn copy_to(folder: &Path) {
     for (made, names) in
         [("libtare_fake_cuda.so", ["libcuda.so", "libcuda.so.1"]), ("libtare_fake_nvml.so", ["libnvidia-ml.so", "libnvidia-ml.so.1"])]
     {
         for name in names {
-            std::fs::copy(built(made), folder.path().join(name)).expect("the fake library is copied");
+            std::fs::copy(built(made), folder.join(name)).expect("the fake library is copied");
         }
     }
+}
+
+/// A folder with the fake libraries.
+pub fn folder() -> tempfile::TempDir {
+    let folder = tempfile::Builder::new().prefix("tare-fake-driver-").tempdir().expect("a folder");
+    copy_to(folder.path());
     folder
 }
 

@@ -9,6 +9,8 @@ pub mod driver;
 /// The fake driver libraries in tests.
 #[cfg(test)]
 pub mod fakes;
+/// The GPUs of this machine, by every layer of the driver.
+pub mod info;
 /// The kernels of the memory test.
 pub mod kernels;
 /// The self-test of device memory.
@@ -19,6 +21,8 @@ pub mod nvml;
 pub mod simulate;
 /// Who holds the memory of a snapshot, and why the rest is not free: figures, timeline, page.
 pub mod summary;
+/// A live view of every card's memory.
+pub mod top;
 /// Recorded snapshots: reader, replay, what-if.
 pub mod trace;
 

@@ -568,7 +568,8 @@ mod tests {
 
     #[test]
     fn a_library_that_refuses_or_lacks_functions_is_no_panic() {
-        let cases: [(&str, fn(&NvmlProblem) -> bool); 3] = [
+        type Case = (&'static str, fn(&NvmlProblem) -> bool);
+        let cases: [Case; 3] = [
             ("init=18", |problem| *problem == NvmlProblem::VersionMismatch),
             ("init=9", |problem| matches!(problem, NvmlProblem::Failed(why) if why.starts_with("NVML says: "))),
             ("init=4711", |problem| problem.to_string() == "NVML failed with code 4711, which this version does not know"),

@@ -369,7 +369,7 @@ pub(crate) async fn fetch_both(plan: &Plan, cache: &PackageCache, client: LazyCl
     for _ in 0..5 {
         let wheels = wheel_fetcher.ensure(&wanted).await?;
         if let Some(pypi) = &plan.pypi {
-            wheels::check_usable(pypi, &wheels)?;
+            wheels::check_usable(pypi, plan.subdir, &wheels)?;
         }
         let (packages, mut locks) = fetcher.fetch_all(&records).await?;
         let Some(held) = wheel_fetcher.hold(&wheels).await? else { continue };
@@ -632,8 +632,7 @@ fn build(
         pypi: &pypi,
     };
     metadata::write_notes(stage.path(), &notes, written, &prefix_records)?;
-    swap::sync_folder(Some(&stage.path().join("conda-meta")));
-    swap::sync_folder(Some(stage.path()));
+    swap::sync_stage(stage.path());
     plan.cancel.check()?;
     swap::place(stage, prefix, placing)?;
     lap(&mut seconds.finish);
@@ -738,4 +737,4 @@ pub(crate) fn compile_noarch(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -11,6 +11,7 @@ use super::{Format, HOST_SCHEME, Lock, LockedPlatform, LockedPypi, LockedVcs, wi
 use crate::channel;
 use crate::config::Settings;
 use crate::error::{Error, Kind, Place, Result};
+use crate::pypi::Section;
 use crate::spec::{self, ChannelEntry, Dependency, EditableTarget, EnvSpec, ExplicitHash, Fetched, PipItem, PipKind};
 
 /// What the lock is checked against.
@@ -325,6 +326,8 @@ impl One<'_> {
             let Ok(spec) = spec::parse_match_spec(text, None) else { continue };
             if let Some(name) = name_of(&spec)
                 && !names.contains(&name)
+                // Added for the section.
+                && (name != "pip" || self.spec.pip.is_empty())
             {
                 return Err(self.fail(format!("it was made with `{text}`, which is not asked for any more"), None));
             }
@@ -369,9 +372,9 @@ impl One<'_> {
             let error = self.fail("it was made without the `pip:` section (--no-pip)", place.as_ref());
             return Err(error.hint("to check the conda half alone: --no-pip"));
         }
-        let mut section = Section::default();
-        section.add(items, false, 0)?;
-        for url in &section.remote {
+        let section = Section::load(items, &|name| std::env::var(name).ok())?;
+        let remote = section.not_fetched();
+        for url in &remote {
             checked.remarks.push(format!("`{url}` was not read, because a check uses no network: what it asks for was not checked"));
         }
         let mut named: BTreeSet<String> = BTreeSet::new();
@@ -383,10 +386,17 @@ impl One<'_> {
             checked.requirements += 1;
             self.constraint(item)?;
         }
-        for item in &section.options {
-            self.option(item)?;
+        for item in items {
+            if let PipKind::IndexUrl(url) | PipKind::ExtraIndexUrl(url) = &item.kind {
+                self.index(url, item.place.as_ref())?;
+            }
         }
-        self.pip_leftover(&section, &named)?;
+        for url in section.options.index_url.iter().chain(&section.options.extra_index_urls) {
+            self.index(url, None)?;
+        }
+        if remote.is_empty() {
+            self.pip_leftover(&named)?;
+        }
         self.pip_closed()
     }
 
@@ -401,7 +411,7 @@ impl One<'_> {
                 if !marker_holds(self.platform, &requirement.marker) {
                     return Ok(None);
                 }
-                let Some(package) = self.pypi(&name) else { return self.from_conda(requirement, &shown, place).map(|()| Some(name)) };
+                let Some(package) = self.pypi(&name) else { return self.met_by_conda(requirement, &shown, place).map(|()| Some(name)) };
                 self.version(requirement, package, &shown, place)?;
                 self.hashes(package, hashes, &shown, place)?;
                 let extras: Vec<String> = requirement.extras.iter().map(ToString::to_string).collect();
@@ -450,7 +460,7 @@ impl One<'_> {
     }
 
     /// What pip asks for and a conda package brings: known by the package's purl, else by its name.
-    fn from_conda(&self, requirement: &spec::Requirement, shown: &str, place: Option<&Place>) -> Result<()> {
+    fn met_by_conda(&self, requirement: &spec::Requirement, shown: &str, place: Option<&Place>) -> Result<()> {
         let name = requirement.name.to_string();
         let Some(record) = self.platform.conda.iter().find(|record| brings(record, &name)) else {
             return Err(self.fail(format!("`{shown}` is not satisfied: `{name}` is not locked"), place));
@@ -591,21 +601,17 @@ impl One<'_> {
         }
     }
 
-    fn option(&self, item: &PipItem) -> Result<()> {
-        let (PipKind::IndexUrl(url) | PipKind::ExtraIndexUrl(url)) = &item.kind else { return Ok(()) };
+    fn index(&self, url: &str, place: Option<&Place>) -> Result<()> {
         let wanted = without_credentials(url);
         let known = self.lock.indexes.iter().any(|index| index.trim_end_matches('/') == wanted.trim_end_matches('/'));
         if known || self.lock.indexes.is_empty() {
             return Ok(());
         }
-        Err(self.fail(format!("the package index `{wanted}` is not in it"), item.place.as_ref()))
+        Err(self.fail(format!("the package index `{wanted}` is not in it"), place))
     }
 
     /// What the section named when the lock was made and does not name any more.
-    fn pip_leftover(&self, section: &Section, named: &BTreeSet<String>) -> Result<()> {
-        if !section.remote.is_empty() {
-            return Ok(());
-        }
+    fn pip_leftover(&self, named: &BTreeSet<String>) -> Result<()> {
         let nothing = BTreeMap::new();
         let facts = self.lock.provenance.platforms.get(&self.platform.name);
         let then = facts.map_or(&nothing, |facts| &facts.pypi_requested);
@@ -624,7 +630,7 @@ impl One<'_> {
                 if !marker_holds(self.platform, &needed.marker) {
                     continue;
                 }
-                let Some(other) = self.pypi(&needed.name.to_string()) else { continue };
+                let Some(other) = self.pypi(needed.name.as_ref()) else { continue };
                 let (Some(version), Some(pep508_rs::VersionOrUrl::VersionSpecifier(specifiers))) = (&other.version, &needed.version_or_url)
                 else {
                     continue;
@@ -634,53 +640,6 @@ impl One<'_> {
                     let why = format!("it does not hold together: `{name}` needs `{text}`, and `{} {version}` is locked", other.name);
                     return Err(self.fail(why, None));
                 }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A `pip:` section with the local files that it names.
-#[derive(Default)]
-struct Section {
-    requirements: Vec<PipItem>,
-    constraints: Vec<PipItem>,
-    options: Vec<PipItem>,
-    /// Files by URL.
-    remote: Vec<String>,
-}
-
-impl Section {
-    fn add(&mut self, items: &[PipItem], constraints: bool, depth: usize) -> Result<()> {
-        for item in items {
-            match &item.kind {
-                PipKind::RequirementsFile(location) | PipKind::ConstraintsFile(location) => {
-                    let constraints = constraints || matches!(item.kind, PipKind::ConstraintsFile(_));
-                    let path = match location {
-                        spec::Location::Path(path) => path.clone(),
-                        spec::Location::Url(url) => match url.to_file_path() {
-                            Ok(path) if url.scheme() == "file" => path,
-                            _ => {
-                                self.remote.push(without_credentials(url.as_str()));
-                                continue;
-                            }
-                        },
-                    };
-                    let at = |error: Error| match &item.place {
-                        Some(place) => error.at(place.clone()),
-                        None => error,
-                    };
-                    if depth > 20 {
-                        return Err(at(Error::usage(format!("`{}` names itself", path.display()))));
-                    }
-                    let bytes = fs_err::read(&path).map_err(|error| at(Error::io("read", &path, &error).with_kind(Kind::Usage)))?;
-                    let text = spec::Text::decode(&path.display().to_string(), &bytes, path.parent().map(Into::into))?;
-                    let items = spec::requirements::parse_file(&text, &|name| std::env::var(name).ok())?;
-                    self.add(&items, constraints, depth + 1)?;
-                }
-                _ if item.is_requirement() && constraints => self.constraints.push(item.clone()),
-                _ if item.is_requirement() => self.requirements.push(item.clone()),
-                _ => self.options.push(item.clone()),
             }
         }
         Ok(())

@@ -8,17 +8,19 @@ use rattler_conda_types::{GenericVirtualPackage, MatchSpec, PackageName, RepoDat
 use serde_json::{Value, json};
 
 use super::{
-    GpuProvenance, HOST_SCHEME, Lock, LockedPlatform, LockedVirtualPackage, PlatformProvenance, Provenance, ReadOptions, for_lock,
-    is_machine_bound, without_credentials, write_tare,
+    GpuProvenance, HOST_SCHEME, Lock, LockedPlatform, LockedPypi, LockedVirtualPackage, PlatformProvenance, Provenance, ReadOptions,
+    for_lock, is_machine_bound, without_credentials, write_tare,
 };
 use crate::channel::Session;
 use crate::config::Settings;
 use crate::error::{Error, Kind, Result};
+use crate::install::Cancel;
 use crate::platform::{self, GpuIntent, Provenance as Origin, VirtualPackage};
+use crate::pypi::{self, PypiSource, Workshop};
 use crate::report::{Progress, Silent};
 use crate::resolve::{self, Inputs, Prepared, Resolved};
 use crate::solve::Favor;
-use crate::spec::Fetched;
+use crate::spec::{Fetched, Location};
 
 /// The solver, for the record.
 const ENGINE: &str = "resolvo (rattler_solve 12.0.3)";
@@ -126,6 +128,11 @@ pub async fn make(inputs: &Inputs, options: &MakeOptions, settings: &Settings, p
             start(&mut lock, &prepared, &of_platform, &*progress);
         }
         fill(&mut lock, name, &prepared, &resolved, decided_by, matters);
+        if prepared.pip.is_some() {
+            let engine = old.as_ref().and_then(|old| old.provenance.pypi_engine.clone());
+            let solved = pypi_half(&mut lock, before, engine, &prepared, &resolved, options, settings, &session, progress.clone()).await;
+            solved.map_err(|error| if platforms.len() > 1 { on_platform(error, name) } else { error })?;
+        }
     }
     lock.sort();
     let text = write_tare(&lock)?;
@@ -136,6 +143,80 @@ pub async fn make(inputs: &Inputs, options: &MakeOptions, settings: &Settings, p
         write(&options.output, &text)?;
     }
     Ok(Made { path: options.output.clone(), lock, text, changed, changes })
+}
+
+/// Resolves the `pip:` section for the platform that was filled last, keeping what an older lock holds where that fits.
+#[allow(clippy::too_many_arguments)]
+async fn pypi_half(
+    lock: &mut Lock,
+    before: Option<&LockedPlatform>,
+    old_engine: Option<String>,
+    prepared: &Prepared,
+    resolved: &Resolved,
+    options: &MakeOptions,
+    settings: &Settings,
+    session: &Session,
+    progress: Arc<dyn Progress>,
+) -> Result<()> {
+    let Some(mut section) = prepared.pip.clone() else { return Ok(()) };
+    section.complete(session).await?;
+    let free: BTreeSet<String> = options.update.iter().map(|name| crate::prefix::normalize(name)).collect();
+    if !options.upgrade {
+        let old = before.into_iter().flat_map(|before| &before.pypi);
+        let held: Vec<_> = old.filter(|old| !free.contains(&old.name)).filter_map(held).collect();
+        section.hold(&held);
+    }
+    let mut workshop = Workshop::new(pypi::Context {
+        records: &resolved.records,
+        target: &prepared.target,
+        session,
+        concurrency: settings.concurrency.value,
+        choice: prepared.pip_resolver,
+        exclude_newer: prepared.exclude_newer,
+        progress,
+        cancel: Cancel::new(),
+    })?;
+    let solution = workshop.resolve(&section).await?;
+    let mut indexes: Vec<String> = section.options.index_url.iter().chain(&section.options.extra_index_urls).cloned().collect();
+    for record in &solution.records {
+        if let PypiSource::Archive { index: Some(index), .. } = &record.source {
+            indexes.push(index.to_string());
+        }
+    }
+    for index in indexes.iter().map(|index| without_credentials(index)) {
+        let plain = |text: &str| text.trim_end_matches('/').to_owned();
+        if !lock.indexes.iter().any(|known| plain(known) == plain(&index)) {
+            lock.indexes.push(index);
+        }
+    }
+    for link in &section.options.find_links {
+        let text = match link {
+            Location::Path(path) => path.display().to_string(),
+            Location::Url(url) => without_credentials(url.as_str()),
+        };
+        if !lock.find_links.contains(&text) {
+            lock.find_links.push(text);
+        }
+    }
+    let mut packages: Vec<LockedPypi> = solution.records.iter().map(super::locked_pypi).collect();
+    packages.sort();
+    if let Some(engine) = &solution.engine {
+        // The same packages again are still those that the program of then has chosen.
+        let kept = old_engine.filter(|_| before.is_some_and(|before| before.pypi == packages));
+        lock.provenance.pypi_engine = Some(kept.unwrap_or_else(|| format!("{} {}", engine.name, engine.version)));
+    }
+    if let Some(platform) = lock.platforms.last_mut() {
+        platform.pypi = packages;
+    }
+    Ok(())
+}
+
+/// Name and version of a package of an older lock that may stay.
+fn held(old: &LockedPypi) -> Option<(pypi::Name, pypi::Version)> {
+    if old.direct || old.vcs.is_some() || old.editable {
+        return None;
+    }
+    Some((old.name.parse().ok()?, old.version.as_ref()?.parse().ok()?))
 }
 
 /// The lock that is there already, and its bytes.
@@ -197,6 +278,11 @@ fn favor(options: &MakeOptions, old: Option<&Lock>) -> Result<Favor> {
         let name: PackageName = text.parse().map_err(|error| Error::usage(format!("`{text}` is no package name")).because(error))?;
         let known =
             |old: &Lock| old.platforms.iter().any(|platform| platform.conda.iter().any(|record| record.package_record.name == name));
+        let python = crate::prefix::normalize(text);
+        let in_pypi = |old: &Lock| old.platforms.iter().any(|platform| platform.pypi.iter().any(|package| package.name == python));
+        if !old.is_some_and(known) && old.is_some_and(in_pypi) {
+            continue;
+        }
         if !old.is_some_and(known) {
             let error = Error::usage(format!("`{text}` is not in `{}`", options.output.display()));
             let all: BTreeSet<&str> = old
@@ -374,6 +460,8 @@ fn again(prepared: &Prepared) -> Prepared {
         priority: prepared.priority,
         exclude_newer: prepared.exclude_newer,
         gpu: prepared.gpu,
+        pip: prepared.pip.clone(),
+        pip_resolver: prepared.pip_resolver,
         pinned: prepared.pinned.clone(),
         digest: prepared.digest.clone(),
         parts: prepared.parts.clone(),
@@ -522,6 +610,10 @@ fn change(before: Option<&LockedPlatform>, now: &LockedPlatform) -> PlatformChan
                 let package = &record.package_record;
                 (package.name.as_normalized().to_owned(), (format!("{} {}", package.version, package.build), record.url.to_string()))
             })
+            .chain(platform.pypi.iter().map(|package| {
+                let version = package.version.clone().unwrap_or_default();
+                (format!("{} (pypi)", package.name), (version, package.location.clone()))
+            }))
             .collect()
     };
     let (old, new) = (before.map(of).unwrap_or_default(), of(now));

@@ -308,6 +308,9 @@ pub struct Provenance {
     /// The solver, such as `resolvo 0.10`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<String>,
+    /// What resolved the `pip:` section, such as `uv 0.9.1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pypi_engine: Option<String>,
     /// The channels as asked for (names, or URLs without credentials), in priority order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub channels: Vec<String>,

@@ -9,15 +9,16 @@ use rattler_conda_types::{MatchSpec, Matches, RepoDataRecord, Subdir};
 use serde_json::{Value, json};
 use url::Url;
 
-use super::{Format, HOST_SCHEME, Lock, LockedPlatform, ReadOptions};
+use super::{Format, HOST_SCHEME, Lock, LockedPlatform, LockedPypi, ReadOptions};
 use crate::channel::{self, Session};
 use crate::config::Settings;
 use crate::error::{Error, Kind, Result};
 use crate::install::{self, Archive, Cancel, Installed, LinkMode, Plan, Stamp, TargetState};
 use crate::platform::{self, TargetOptions};
 use crate::prefix::{Places, Prefix, Which};
+use crate::pypi::{self, EngineChoice, PypiPlan, PypiSource, ReadyWheel, Section, WheelFile, Workshop};
 use crate::report::Progress;
-use crate::spec::{self, ChannelEntry};
+use crate::spec::{self, ChannelEntry, Location};
 
 /// What `sync` is asked for.
 #[derive(Debug, Clone, Default)]
@@ -73,6 +74,8 @@ pub enum Synced {
         platform: String,
         /// The packages it would hold.
         records: Vec<RepoDataRecord>,
+        /// The Python packages.
+        python: Vec<LockedPypi>,
     },
     /// It was made.
     Done(Box<Installed>),
@@ -115,9 +118,7 @@ pub async fn sync(options: &SyncOptions, settings: &Settings, progress: Arc<dyn 
     let read_options = ReadOptions {
         environment: options.environment.clone(),
         categories: Some(if options.categories.is_empty() { vec!["main".into(), "dev".into()] } else { options.categories.clone() }),
-        base_dir: Some(
-            std::path::absolute(&options.lock).unwrap_or_else(|_| options.lock.clone()).parent().unwrap_or(Path::new("/")).to_owned(),
-        ),
+        base_dir: Some(folder_of(options)),
     };
     let shown = options.lock.display().to_string();
     let lock = super::read(&shown, &bytes, &read_options)?;
@@ -128,7 +129,13 @@ pub async fn sync(options: &SyncOptions, settings: &Settings, progress: Arc<dyn 
     let state = install::state_of_target(&prefix)?;
     let mut replace = false;
     if let TargetState::Environment(existing) = &state {
-        let same = platform.complete && existing.stamp.as_ref().is_some_and(|stamp| is_same(stamp, &existing.prefix, platform, &variables));
+        let pypi = if options.no_pip { Some(None) } else { pypi_digest(platform, options) };
+        let same = platform.complete
+            && existing
+                .stamp
+                .as_ref()
+                .zip(pypi)
+                .is_some_and(|(stamp, pypi)| stamp.pypi_digest == pypi && is_same(stamp, &existing.prefix, platform, &variables));
         if same {
             return Ok(Synced::Same { prefix });
         }
@@ -150,12 +157,19 @@ pub async fn sync(options: &SyncOptions, settings: &Settings, progress: Arc<dyn 
     let session = Session::open(settings, progress.clone())?;
     let records = records(platform, &lock, settings, &session, options, progress.clone()).await?;
     if options.dry_run {
-        return Ok(Synced::Planned { prefix, platform: platform.name.clone(), records });
+        let python = if options.no_pip { Vec::new() } else { platform.pypi.clone() };
+        return Ok(Synced::Planned { prefix, platform: platform.name.clone(), records, python });
     }
     if platform.subdir == native || options.platform.is_none() {
         tell_about_machine(platform, &records, &target_options, &*progress)?;
     }
-    let plan = plan(&prefix, platform, &lock, records, stamp_facts, replace, variables, options, settings)?;
+    let pypi = if options.no_pip || platform.pypi.is_empty() {
+        None
+    } else {
+        Some(wheels(platform, &lock, &records, &target_options, options, settings, &session, progress.clone()).await?)
+    };
+    let mut plan = plan(&prefix, platform, &lock, records, stamp_facts, replace, variables, options, settings)?;
+    plan.pypi = pypi;
     let installed = install::create_with(&plan, &session.package_cache, session.client.clone(), progress.clone()).await?;
     if !lock.provenance.secret_variables.is_empty() {
         let names: Vec<String> = lock.provenance.secret_variables.iter().map(|name| format!("`{name}`")).collect();
@@ -223,22 +237,70 @@ fn refuse_what_cannot_be_installed(lock: &Lock, platform: &LockedPlatform, optio
             Error::failure(format!("the conda package `{source}` of the lock is built from source")).because("only pixi can do that")
         );
     }
-    if let Some(first) = platform.pypi.first() {
+    if !platform.pypi.is_empty() && options.no_pip {
         let number = crate::resolve::count(platform.pypi.len(), "package");
-        if !options.no_pip {
-            return Err(Error::failure("the PyPI half of the lock cannot be installed yet")
-                .because(format!(
-                    "it has {number}, such as `{}`; leaving them out silently would make another environment than the lock says",
-                    first.name
-                ))
-                .hint("`--no-pip` makes the environment without them"));
-        }
         progress.note(&format!("the PyPI half of the lock is skipped (--no-pip): {number} not installed"));
     }
     if platform.conda.is_empty() && lock.source != Format::Tare {
         progress.warn(&format!("the lock holds no conda package for {}", platform.name), &[]);
     }
     Ok(())
+}
+
+/// The folder of the lock.
+fn folder_of(options: &SyncOptions) -> PathBuf {
+    std::path::absolute(&options.lock).unwrap_or_else(|_| options.lock.clone()).parent().unwrap_or(Path::new("/")).to_owned()
+}
+
+/// The digest that an environment has with the PyPI half of the lock, if that can be told before anything is built.
+fn pypi_digest(platform: &LockedPlatform, options: &SyncOptions) -> Option<Option<String>> {
+    let records = super::pypi_records(platform, &folder_of(options)).ok()?;
+    let is_wheel = |source: &PypiSource| matches!(source, PypiSource::Archive { url, sha256: Some(_), .. } if url.path().ends_with(".whl"));
+    if !records.iter().all(|record| is_wheel(&record.source)) {
+        return None;
+    }
+    let wheels = records.into_iter().map(|record| ReadyWheel { record, wheel: WheelFile::Remote }).collect();
+    let plan = PypiPlan { wheels, python: pypi::Version::new([3]), engine: None, clobber: false };
+    Some(pypi::installed::digest_of_plan(&plan))
+}
+
+/// The PyPI half of the lock with its wheels at hand: what has none is built here.
+#[allow(clippy::too_many_arguments)]
+async fn wheels(
+    platform: &LockedPlatform,
+    lock: &Lock,
+    records: &[RepoDataRecord],
+    target_options: &TargetOptions,
+    options: &SyncOptions,
+    settings: &Settings,
+    session: &Session,
+    progress: Arc<dyn Progress>,
+) -> Result<PypiPlan> {
+    let python = super::pypi_records(platform, &folder_of(options))?;
+    let mut target_options = target_options.clone();
+    target_options.platform = Some(platform.subdir.to_string());
+    let target = platform::target(&target_options)?;
+    let mut workshop = Workshop::new(pypi::Context {
+        records,
+        target: &target,
+        session,
+        concurrency: settings.concurrency.value,
+        choice: EngineChoice::default(),
+        exclude_newer: None,
+        progress,
+        cancel: options.cancel.clone(),
+    })?;
+    let mut section = Section::default();
+    section.options.index_url = lock.indexes.first().cloned();
+    section.options.extra_index_urls = lock.indexes.iter().skip(1).cloned().collect();
+    for text in &lock.find_links {
+        section.options.find_links.push(match Url::parse(text) {
+            Ok(url) if text.contains("://") => Location::Url(url),
+            _ => Location::Path(folder_of(options).join(text)),
+        });
+    }
+    let wheels = workshop.ready(python, &section).await?;
+    Ok(PypiPlan { wheels, python: workshop.python().clone(), engine: None, clobber: options.clobber })
 }
 
 /// Whether the environment holds these packages and variables, undamaged, though its stamp names another lock or none.

@@ -8,15 +8,16 @@
 //! A static (musl) build cannot load libraries: there only `nvidia-smi` and the kernel's files answer.
 
 use std::ffi::OsString;
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::config::Environment;
+use crate::gpu::child;
+use crate::gpu::info::kernel_module;
 
 /// How the driver is looked for.
 #[derive(Debug, Clone)]
@@ -325,7 +326,7 @@ fn ask_smi(env: &Environment, deadline: Instant) -> (Route, Vec<GpuDevice>) {
 /// `/sys/module/nvidia/version`, else `/proc/driver/nvidia/version`.
 fn ask_kernel(root: &Path) -> Route {
     let mut route = Route { name: "kernel".to_owned(), ..Route::default() };
-    route.driver = kernel_driver(root);
+    route.driver = kernel_module(root);
     match &route.driver {
         Some(driver) => route.cuda = cuda_of_driver(driver),
         None => route.problem = Some("no NVIDIA kernel module is loaded".to_owned()),
@@ -334,22 +335,6 @@ fn ask_kernel(root: &Path) -> Route {
         route.problem = Some("the driver is older than any CUDA that is known here".to_owned());
     }
     route
-}
-
-fn kernel_driver(root: &Path) -> Option<String> {
-    let read = |path: &str| {
-        let mut text = String::new();
-        let file = fs_err::File::open(root.join(path)).ok()?;
-        file.take(4096).read_to_string(&mut text).ok()?;
-        Some(text)
-    };
-    let from_sys = read("sys/module/nvidia/version").map(|text| text.trim().to_owned()).filter(|text| is_version(text));
-    from_sys.or_else(|| {
-        // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024"
-        let text = read("proc/driver/nvidia/version")?;
-        let line = text.lines().find(|line| line.starts_with("NVRM"))?;
-        line.split_whitespace().find(|word| word.contains('.') && is_version(word)).map(str::to_owned)
-    })
 }
 
 /// The CUDA version that a driver branch came with: the highest one it supports (NVIDIA's release notes of the
@@ -413,53 +398,20 @@ enum Ended {
 
 /// Runs a command without CUDA_VISIBLE_DEVICES, killing it (and what it started) at the deadline. Reads at most 1 MiB.
 fn run_bounded(mut command: Command, deadline: Instant) -> Ended {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env_remove("CUDA_VISIBLE_DEVICES").env_remove("NVIDIA_VISIBLE_DEVICES");
-    #[cfg(unix)]
-    std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    let mut child = match command.spawn() {
-        Ok(child) => child,
-        Err(error) => return Ended::NotStarted(error),
-    };
-    fn reader(stream: Option<impl Read + Send + 'static>) -> std::sync::mpsc::Receiver<String> {
-        let (sender, receiver) = std::sync::mpsc::channel();
-        if let Some(stream) = stream {
-            // Not joined: a grandchild that inherited the pipe may keep it open for ever.
-            std::thread::spawn(move || {
-                let mut bytes = Vec::new();
-                let _ = stream.take(1 << 20).read_to_end(&mut bytes);
-                let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
-            });
+    let mut stdout = String::new();
+    let ended = child::run(command, deadline, &mut |line| {
+        // More than that is no answer.
+        if stdout.len() < 1 << 20 {
+            stdout.push_str(line);
+            stdout.push('\n');
         }
-        receiver
+    });
+    match ended {
+        child::Ended::NotStarted(error) => Ended::NotStarted(error),
+        child::Ended::TimedOut => Ended::TimedOut,
+        child::Ended::Done { status, stderr } => Ended::Done { success: status.success(), code: status.to_string(), stdout, stderr },
     }
-    let stdout = reader(child.stdout.take());
-    let stderr = reader(child.stderr.take());
-    let mut pause = Duration::from_millis(1);
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break Some(status),
-            Ok(None) if Instant::now() < deadline => {
-                std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
-                pause = (pause * 2).min(Duration::from_millis(20));
-            }
-            Ok(None) | Err(_) => break None,
-        }
-    };
-    let Some(status) = status else {
-        #[cfg(unix)]
-        if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        }
-        let _ = child.kill();
-        // A process stuck in the driver does not die at once: do not wait for it here.
-        std::thread::spawn(move || child.wait());
-        return Ended::TimedOut;
-    };
-    let rest = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(100));
-    let stdout = stdout.recv_timeout(rest).unwrap_or_default();
-    let stderr = stderr.recv_timeout(Duration::from_millis(100)).unwrap_or_default();
-    Ended::Done { success: status.success(), code: status.to_string(), stdout, stderr }
 }
 
 /// What a cached answer depends on, as 16 hexadecimal digits: this boot, the driver, the device files, where libraries
@@ -472,7 +424,7 @@ fn fingerprint(probe: &Probe, env: &Environment) -> String {
     };
     add(env!("CARGO_PKG_VERSION"));
     add(&fs_err::read_to_string(probe.root.join("proc/sys/kernel/random/boot_id")).unwrap_or_default());
-    add(&kernel_driver(&probe.root).unwrap_or_default());
+    add(&kernel_module(&probe.root).unwrap_or_default());
     let mut devices: Vec<String> = fs_err::read_dir(probe.root.join("dev"))
         .map(|entries| {
             entries

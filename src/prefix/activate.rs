@@ -228,11 +228,6 @@ impl Activator<'_> {
         self.leave(&mut script, &top);
         self.forget_stacked(&mut script, &top);
         let mut old = top.folders();
-        let counted = |level: &Level| match &level.record {
-            Some(record) => record.counted,
-            None => self.env.contains_key(OsStr::new("CONDA_EXE")),
-        };
-        let mut was_counted = counted(&top);
         let mut in_effect = top.stacked;
         while let Some(below) = levels.last().cloned() {
             script.push_str(&self.shell.unset(&format!("CONDA_PREFIX_{}", below.number)));
@@ -244,7 +239,6 @@ impl Activator<'_> {
                 }
                 self.forget_stacked(&mut script, &below);
                 in_effect = below.stacked;
-                was_counted = counted(&below);
                 levels.pop();
                 continue;
             }
@@ -264,7 +258,7 @@ impl Activator<'_> {
         for name in ["CONDA_PREFIX", "CONDA_DEFAULT_ENV"] {
             script.push_str(&self.shell.unset(name));
         }
-        script.push_str(&if was_counted { self.shell.set("CONDA_SHLVL", "0") } else { self.shell.unset("CONDA_SHLVL") });
+        script.push_str(&if self.counted() { self.shell.set("CONDA_SHLVL", "0") } else { self.shell.unset("CONDA_SHLVL") });
         Ok(Some(script + self.shell.rehash()))
     }
 
@@ -284,6 +278,17 @@ impl Activator<'_> {
         Ok(script + self.shell.rehash())
     }
 
+    /// Whether CONDA_SHLVL was there before the first environment: conda's own set-up makes it 0.
+    fn counted(&self) -> bool {
+        let levels = levels(self.env);
+        let has = |name: &str| self.env.contains_key(OsStr::new(name));
+        match levels.iter().find_map(|level| level.record.as_ref()) {
+            Some(record) => record.counted,
+            None if levels.is_empty() => has("CONDA_SHLVL"),
+            None => has("CONDA_EXE"),
+        }
+    }
+
     fn forget_stacked(&self, script: &mut String, level: &Level) {
         if level.stacked {
             script.push_str(&self.shell.unset(&format!("CONDA_STACKED_{}", level.number)));
@@ -293,11 +298,8 @@ impl Activator<'_> {
     /// Takes the last of `levels` into effect: everything but PATH.
     fn enter(&self, script: &mut String, levels: &[Level], variables: &[(String, String)]) {
         let Some(top) = levels.last() else { return };
-        let counted = match levels.first().and_then(|first| first.record.as_ref()) {
-            Some(record) => record.counted,
-            None => self.env.contains_key(OsStr::new("CONDA_SHLVL")) && self.env.get(OsStr::new("CONDA_SHLVL")).is_some(),
-        };
-        let record = Record { prefix: top.prefix.clone(), set: variables.iter().map(|(name, _)| name.clone()).collect(), counted };
+        let record =
+            Record { prefix: top.prefix.clone(), set: variables.iter().map(|(name, _)| name.clone()).collect(), counted: self.counted() };
         self.name(script, levels);
         script.push_str(&self.shell.set(&record_name(top.number), &serde_json::to_string(&record).unwrap_or_default()));
         for (name, value) in variables {

@@ -120,6 +120,10 @@ impl Query<'_> {
             constraints.push_str(&requirement_line(item, hashes)?);
             constraints.push('\n');
         }
+        for line in self.section.held() {
+            constraints.push_str(line);
+            constraints.push('\n');
+        }
         for stub in self.stubs {
             constraints.push_str(&stub.constraint);
             if hashes && self.section.has_hashes() {

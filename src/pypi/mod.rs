@@ -2,29 +2,33 @@
 
 mod build;
 mod engine;
-mod pip;
-mod process;
-mod provided;
-mod resolve;
-mod section;
-/// Compatibility tags of wheels.
-pub mod tags;
-pub(crate) mod throwaway;
-mod uv;
-
 /// Wheels into the cache.
 pub(crate) mod fetch;
 /// Wheels from the cache into an environment.
 pub(crate) mod install;
 /// What is installed, and taking it away.
 pub mod installed;
+mod pip;
+mod process;
+mod provided;
 /// `RECORD` files.
 pub(crate) mod record_file;
+mod resolve;
+mod section;
+/// Compatibility tags of wheels.
+pub mod tags;
+#[cfg(test)]
+pub(crate) mod test_wheel;
+#[cfg(test)]
+mod tests;
+pub(crate) mod throwaway;
+mod uv;
 /// Reading, checking and unpacking wheels.
 pub(crate) mod wheel;
 
 use std::path::PathBuf;
 
+pub(crate) use build::FOLDER as BUILT_FOLDER;
 pub use build::wheel_metadata;
 pub use engine::{EngineChoice, Found, PypiResolver, Query};
 pub use install::{InstalledFile, TareRecord, WheelFacts};

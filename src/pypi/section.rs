@@ -26,6 +26,8 @@ pub struct Section {
     pub constraints: Vec<PipItem>,
     /// Where to look and what to accept.
     pub options: Options,
+    /// Constraints that are given up where nothing fits otherwise.
+    held: Vec<String>,
     /// Files by URL that were not fetched yet.
     pending: Vec<Pending>,
 }
@@ -105,6 +107,26 @@ impl Section {
             self.add(&items, next.constraints, next.depth, &mut BTreeSet::new(), &|name| std::env::var(name).ok())?;
         }
         Ok(())
+    }
+
+    /// The files by URL that were not fetched ([`Section::complete`] does), credentials hidden.
+    pub fn not_fetched(&self) -> Vec<String> {
+        self.pending.iter().map(|pending| crate::channel::redact_url(&pending.url)).collect()
+    }
+
+    /// Asks for these versions to be kept, where that can be.
+    pub fn hold(&mut self, packages: &[(Name, super::Version)]) {
+        self.held = packages.iter().map(|(name, version)| format!("{name}=={version}")).collect();
+    }
+
+    /// The lines of [`Section::hold`].
+    pub(super) fn held(&self) -> &[String] {
+        &self.held
+    }
+
+    /// The section without [`Section::hold`].
+    pub(super) fn released(&self) -> Self {
+        Section { held: Vec::new(), ..self.clone() }
     }
 
     /// Whether there is nothing to install.
@@ -217,6 +239,14 @@ impl Section {
     /// The names that the section asks for, each with the extras; of requirements whose name is not written, none.
     pub fn names(&self, markers: &MarkerEnvironment) -> Vec<Asked> {
         self.requirements.iter().filter_map(|item| asked(item, markers)).collect()
+    }
+
+    /// The names that are written in it, whatever their markers say.
+    pub fn written_names(&self) -> impl Iterator<Item = &Name> {
+        self.requirements.iter().filter_map(|item| match &item.kind {
+            PipKind::Requirement { requirement, .. } => Some(&requirement.name),
+            _ => None,
+        })
     }
 
     /// The hashes that the section demands, by name.
@@ -413,13 +443,17 @@ fn vcs_text(vcs: &Vcs) -> String {
     if let Some(revision) = &vcs.revision {
         let _ = write!(text, "@{revision}");
     }
-    if let Some(folder) = &vcs.subdirectory {
-        let _ = write!(text, "#subdirectory={folder}");
-    }
-    // `egg=` in front of the URL, as PEP 508 has it: the fragment is on its way out.
-    match vcs.egg.as_deref() {
-        Some(egg) => format!("{egg} @ {text}"),
-        None => text,
+    let folder = vcs.subdirectory.as_ref().map(|folder| format!("subdirectory={folder}"));
+    match &vcs.egg {
+        // In front of the URL, as PEP 508 has it; older versions of pip refuse that of URLs without a host.
+        Some(egg) if !vcs.url.starts_with("file:") => {
+            let folder = folder.map(|folder| format!("#{folder}")).unwrap_or_default();
+            format!("{egg} @ {text}{folder}")
+        }
+        egg => {
+            let parts: Vec<String> = egg.iter().map(|egg| format!("egg={egg}")).chain(folder).collect();
+            if parts.is_empty() { text } else { format!("{text}#{}", parts.join("&")) }
+        }
     }
 }
 

@@ -5,6 +5,8 @@
 
 mod errors;
 mod github;
+/// A screen that is drawn again and again until a key ends it.
+pub mod live;
 mod progress;
 pub mod table;
 

@@ -11,6 +11,7 @@ use url::Url;
 
 use super::{Counts, Fault, Finding, finding, hash_file};
 use crate::prefix::{self, Distribution};
+use crate::pypi::install::INSTALLER;
 use crate::pypi::record_file::{Line, inside, parse};
 
 /// Checks the files of a distribution and adds them to `owned`.
@@ -125,6 +126,11 @@ pub(super) fn noted(root: &Path, distributions: &[Distribution], owned: &mut Has
         if there.is_some_and(|there| there.path != Path::new(&record.dist_info)) {
             continue;
         }
+        let installer = std::fs::read_to_string(root.join(&record.dist_info).join("INSTALLER")).unwrap_or_default();
+        if !matches!(installer.trim(), "" | INSTALLER) {
+            // The same version once more, by another tool.
+            continue;
+        }
         owned.extend(record.files.iter().map(|file| PathBuf::from(&file.path)));
         owned.insert(PathBuf::from(&record.dist_info));
         if there.is_none() {
@@ -152,7 +158,14 @@ pub(super) fn noted(root: &Path, distributions: &[Distribution], owned: &mut Has
                     let path = Path::new(&file.path);
                     match hash_file(&root.join(path)) {
                         Ok((actual, _)) if actual == file.sha256 => None,
-                        Ok(_) => Some(Finding { detail: Some("its content differs".to_owned()), ..finding(Fault::Changed, path, name) }),
+                        Ok(_) => {
+                            let detail = if file.path == own {
+                                "it is not the list that tare wrote"
+                            } else {
+                                "its content is not what tare installed"
+                            };
+                            Some(Finding { detail: Some(detail.to_owned()), ..finding(Fault::Changed, path, name) })
+                        }
                         Err(_) if path.extension().is_some_and(|extension| extension == "pyc") => None,
                         Err(_) => Some(finding(Fault::Missing, path, name)),
                     }

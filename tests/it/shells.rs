@@ -176,13 +176,15 @@ fn stacked_odd_and_deleted_environments() {
     for name in SHELLS {
         let env = TestEnv::new();
         let one = env.envs().join("one");
-        let odd = env.work().join("it's $(touch pwned) `touch pwned` [a-z]* %n ${x} \\ ! \"q\" ü\nline");
+        let odd = env.work().join("it's $(touch pwned) `touch pwned` [a-z]* %n ${x} \\ ! \"q\" ü");
         let (two, three) = (env.envs().join("two"), env.envs().join("three"));
         environment(&env, &one, &serde_json::json!({ "OVER": "one", "ONE": "1" }));
         environment(&env, &odd, &serde_json::json!({ "OVER": "odd" }));
         environment(&env, &two, &serde_json::json!({ "OVER": "two" }));
         environment(&env, &three, &serde_json::json!({ "OVER": "three" }));
-        let Some(mut shell) = shell(&env, name, &[("ODD", odd.to_str().unwrap()), ("OVER", "before")]) else { continue };
+        let Some(mut shell) = shell(&env, name, &[("ODD", odd.to_str().unwrap()), ("OVER", "before"), ("BROKEN", "/a\nb")]) else {
+            continue;
+        };
         let start = shell.variables();
         shell.run("tare activate one");
         let first = shell.variables();
@@ -201,21 +203,24 @@ fn stacked_odd_and_deleted_environments() {
         std::fs::remove_dir_all(&three).unwrap();
         std::fs::remove_dir_all(&two).unwrap();
         let shown = shell.run("tare deactivate");
-        assert_eq!(diff(&first, &shell.variables()), [""; 0], "{name}: {shown}");
+        // The script that would have taken this back is gone.
+        let mut now = shell.variables();
+        assert_eq!(now.remove("SCRIPT_three").as_deref(), Some("on"), "{name}");
+        assert_eq!(diff(&first, &now), [""; 0], "{name}: {shown}");
         std::fs::remove_dir_all(&one).unwrap();
         shell.run("tare deactivate");
-        // The script that would have taken this back is gone.
         let mut expected = start.clone();
         expected.insert("SCRIPT_one".into(), "on".into());
         expected.insert("SCRIPT_three".into(), "on".into());
-        let mut now = shell.variables();
-        now.entry("SCRIPT_three".into()).or_insert_with(|| "on".into());
+        let now = shell.variables();
         assert_eq!(diff(&expected, &now), [""; 0], "{name}");
         assert!(!env.work().join("pwned").exists(), "{name}");
         // Errors change nothing and are seen.
         let before = shell.variables();
         let shown = shell.run("tare activate nowhere");
         assert!(shown.contains("there is no environment `nowhere`"), "{name}: {shown}");
+        let shown = shell.run("tare activate \"$BROKEN\"");
+        assert!(shown.contains("contains a line break"), "{name}: {shown}");
         let shown = shell.run("tare activate");
         assert!(shown.contains("no environment is named and none is active"), "{name}: {shown}");
         let shown = shell.run("tare activate --help");
@@ -371,14 +376,14 @@ fn shell_starts_a_shell_inside() {
     for name in SHELLS {
         let Some(program) = program(name) else { continue };
         let env = TestEnv::new();
-        let odd = env.work().join("it's $x\n[y] ü");
+        let odd = env.work().join("it's $x [y] ü");
         environment(&env, &env.envs().join("one"), &serde_json::json!({ "A": HARD }));
         environment(&env, &odd, &serde_json::json!({ "A": "odd" }));
         home(&env);
         let tare = env!("CARGO_BIN_EXE_tare");
         let shell_path = program.to_str().unwrap();
-        let vars = [("SHELL", shell_path), ("TMPDIR", env.path().to_str().unwrap()), ("ODD", odd.to_str().unwrap())];
-        let mut shell = Terminal::start(&env, &format!("{tare} shell -n one --shell {name}"), &vars);
+        let vars = [("TMPDIR", env.path().to_str().unwrap()), ("ODD", odd.to_str().unwrap())];
+        let mut shell = Terminal::start(&env, &format!("env SHELL={shell_path} {tare} shell -n one --shell {name}"), &vars);
         let inside = shell.variables();
         let one = env.envs().join("one");
         assert!(
@@ -421,7 +426,7 @@ fn changeps1_is_honoured() {
             shell.run("tare activate one");
             let shown = shell.run("");
             assert!(shown.contains(expected), "{name} {setting}: {shown:?}");
-            assert_eq!(shown.contains("one"), setting.starts_with("env"), "{name}: {shown:?}");
+            assert_eq!(shown.contains("one>") || shown.contains("(one"), setting.starts_with("env"), "{name}: {shown:?}");
         }
     }
 }

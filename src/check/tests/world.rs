@@ -17,6 +17,9 @@ use crate::report::Silent;
 
 const TORCH: &str = include_str!("torch_stand_in.py");
 
+/// Name, type, flags, link, info, bytes, entry size.
+type Section = (String, u32, u64, u32, u32, Vec<u8>, u64);
+
 /// A shared object that is nothing but what the loader looks at.
 #[derive(Debug, Clone, Default)]
 pub struct Library {
@@ -97,8 +100,7 @@ impl Library {
             verdef.extend((string(version) as u32).to_le_bytes());
             verdef.extend([0; 4]);
         }
-        // Name, type, flags, link, info, bytes, entry size.
-        let mut sections: Vec<(String, u32, u64, u32, u32, Vec<u8>, u64)> = vec![(".dynstr".into(), 3, 2, 0, 0, strings.clone(), 0)];
+        let mut sections: Vec<Section> = vec![(".dynstr".into(), 3, 2, 0, 0, strings.clone(), 0)];
         sections.push((".dynamic".into(), 6, 3, 1, 0, vec![0; (dynamic.len() + 3) * 16], 16));
         if !verneed.is_empty() {
             sections.push((".gnu.version_r".into(), 0x6fff_fffe, 2, 1, self.needs.len() as u32, verneed, 0));

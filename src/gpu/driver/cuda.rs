@@ -132,6 +132,7 @@ impl CudaProblem {
                     "the machine's fabric or driver is still starting: see `systemctl status nvidia-fabricmanager`, then try again".into()
                 }
                 803 => "the kernel module and the driver's libraries are of two versions: reboot, or reload the module".into(),
+                804 => "a forward-compatibility package (`cuda-compat`) comes first, and this card does not support it: look at LD_LIBRARY_PATH".into(),
                 46 => "another process has the device for itself (compute mode): see `nvidia-smi -q -d COMPUTE`".into(),
                 _ => "see `tare gpu info`, and the kernel's log for lines with `NVRM: Xid`".into(),
             },
@@ -301,9 +302,15 @@ fn symbols() -> Result<&'static Symbols, CudaProblem> {
             }
             // SAFETY: as above; the library is there, without which this panics.
             let library = unsafe { cudarc::driver::sys::culib() };
-            let find = |name: &'static str| {
+            let one = |name: &str| {
                 // SAFETY: the symbol is only used as what cuda.h says it is, and the library stays loaded for good.
                 unsafe { library.get::<*const c_void>(name.as_bytes()) }.ok().map(|symbol| *symbol).filter(|found| !found.is_null())
+            };
+            // Names that headers of CUDA 13 no longer give; the second form takes the same arguments.
+            let find = |name: &'static str| match name {
+                "cuDeviceGetUuid\0" => one(name).or_else(|| one("cuDeviceGetUuid_v2\0")),
+                "cuEventElapsedTime\0" => one(name).or_else(|| one("cuEventElapsedTime_v2\0")),
+                _ => one(name),
             };
             // SAFETY: the library is the driver.
             unsafe { Symbols::find(find) }
@@ -1056,6 +1063,8 @@ impl Drop for CudaGpu {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::gpu::fakes::{in_child, in_child_with, without};
     use crate::gpu::kernels::Pattern;
@@ -1170,7 +1179,8 @@ mod tests {
 
     #[test]
     fn every_problem_is_an_error_with_its_cause() {
-        let cases: [(&[(&str, &str)], fn(&CudaProblem) -> bool); 8] = [
+        type Case<'c> = (&'c [(&'c str, &'c str)], fn(&CudaProblem) -> bool);
+        let cases: [Case<'_>; 8] = [
             (&[("TARE_FAKE_DEVICES", "none")], |problem| *problem == CudaProblem::NoDevice { visible: None }),
             (&[("CUDA_VISIBLE_DEVICES", "")], |problem| *problem == CudaProblem::NoDevice { visible: Some(String::new()) }),
             (&[("TARE_FAKE_CUDA", "init=803")], |problem| problem.hint().contains("two versions")),
@@ -1318,6 +1328,4 @@ mod tests {
             }
         });
     }
-
-    use std::path::Path;
 }

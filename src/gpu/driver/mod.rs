@@ -52,22 +52,45 @@ pub mod code {
             OUT_OF_MEMORY => "CUDA_ERROR_OUT_OF_MEMORY",
             NOT_INITIALIZED => "CUDA_ERROR_NOT_INITIALIZED",
             4 => "CUDA_ERROR_DEINITIALIZED",
+            34 => "CUDA_ERROR_STUB_LIBRARY",
+            36 => "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER",
+            46 => "CUDA_ERROR_DEVICE_UNAVAILABLE",
             NO_DEVICE => "CUDA_ERROR_NO_DEVICE",
             101 => "CUDA_ERROR_INVALID_DEVICE",
+            102 => "CUDA_ERROR_DEVICE_NOT_LICENSED",
+            200 => "CUDA_ERROR_INVALID_IMAGE",
             INVALID_CONTEXT => "CUDA_ERROR_INVALID_CONTEXT",
+            205 => "CUDA_ERROR_MAP_FAILED",
+            206 => "CUDA_ERROR_UNMAP_FAILED",
             ALREADY_MAPPED => "CUDA_ERROR_ALREADY_MAPPED",
+            209 => "CUDA_ERROR_NO_BINARY_FOR_GPU",
             NOT_MAPPED => "CUDA_ERROR_NOT_MAPPED",
             214 => "CUDA_ERROR_ECC_UNCORRECTABLE",
+            218 => "CUDA_ERROR_INVALID_PTX",
+            220 => "CUDA_ERROR_NVLINK_UNCORRECTABLE",
+            221 => "CUDA_ERROR_JIT_COMPILER_NOT_FOUND",
+            222 => "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+            223 => "CUDA_ERROR_JIT_COMPILATION_DISABLED",
+            226 => "CUDA_ERROR_CONTAINED",
+            304 => "CUDA_ERROR_OPERATING_SYSTEM",
             INVALID_HANDLE => "CUDA_ERROR_INVALID_HANDLE",
             NOT_FOUND => "CUDA_ERROR_NOT_FOUND",
             NOT_READY => "CUDA_ERROR_NOT_READY",
             ILLEGAL_ADDRESS => "CUDA_ERROR_ILLEGAL_ADDRESS",
+            701 => "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
             702 => "CUDA_ERROR_LAUNCH_TIMEOUT",
+            709 => "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+            714 => "CUDA_ERROR_HARDWARE_STACK_ERROR",
+            715 => "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+            716 => "CUDA_ERROR_MISALIGNED_ADDRESS",
+            717 => "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+            718 => "CUDA_ERROR_INVALID_PC",
             719 => "CUDA_ERROR_LAUNCH_FAILED",
             800 => "CUDA_ERROR_NOT_PERMITTED",
             NOT_SUPPORTED => "CUDA_ERROR_NOT_SUPPORTED",
             802 => "CUDA_ERROR_SYSTEM_NOT_READY",
             803 => "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+            804 => "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
             UNKNOWN => "CUDA_ERROR_UNKNOWN",
             _ => return None,
         })
@@ -108,6 +131,51 @@ pub enum Call {
     LaunchKernel,
     /// Any other function, for errors only.
     Other(&'static str),
+}
+
+impl Call {
+    /// All that have a name of their own.
+    pub const ALL: [Call; 29] = [
+        Call::MemGetInfo,
+        Call::MemAlloc,
+        Call::MemFree,
+        Call::MemcpyHtoD,
+        Call::MemcpyDtoH,
+        Call::MemcpyDtoD,
+        Call::MemsetD8,
+        Call::MemsetD32,
+        Call::MemGetAllocationGranularity,
+        Call::MemAddressReserve,
+        Call::MemAddressFree,
+        Call::MemCreate,
+        Call::MemRelease,
+        Call::MemMap,
+        Call::MemUnmap,
+        Call::MemSetAccess,
+        Call::StreamCreate,
+        Call::StreamDestroy,
+        Call::StreamSynchronize,
+        Call::StreamQuery,
+        Call::EventCreate,
+        Call::EventRecord,
+        Call::EventQuery,
+        Call::EventSynchronize,
+        Call::EventDestroy,
+        Call::EventElapsedTime,
+        Call::DeviceSynchronize,
+        Call::ModuleLoad,
+        Call::LaunchKernel,
+    ];
+
+    /// The call of a driver function: `cuMemAlloc`, `cuMemAlloc_v2` or `MemAlloc`.
+    pub fn from_name(name: &str) -> Option<Call> {
+        let name = name.strip_suffix("_v2").unwrap_or(name);
+        let same = |call: &Call| {
+            let full = call.to_string();
+            full == name || full.strip_prefix("cu") == Some(name)
+        };
+        Call::ALL.into_iter().find(same)
+    }
 }
 
 impl fmt::Display for Call {

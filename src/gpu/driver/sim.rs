@@ -82,6 +82,17 @@ pub enum MemoryFault {
     Misread { physical: u64, mask: u8 },
     /// A granule is answered by the memory of another.
     Alias { from: u32, to: u32 },
+    /// Memory is gone: nobody has it, and it does not come back.
+    Gone { bytes: u64 },
+}
+
+/// When planned faults come.
+#[derive(Debug, Clone, Copy)]
+enum When {
+    /// At the launch of this number.
+    Launch(u64),
+    /// After this many comparisons of the place.
+    Check(u64),
 }
 
 /// What is alive on a simulated GPU.
@@ -165,8 +176,8 @@ struct State {
     aliases: HashMap<u32, u32>,
     /// Physical byte to the bits that the next read gets wrong.
     misreads: BTreeMap<u64, u8>,
-    /// Memory that breaks at a launch, by its number.
-    planned: Vec<(u64, MemoryFault)>,
+    /// Memory that breaks later.
+    planned: Vec<(When, MemoryFault)>,
     /// Whether the kernels were loaded.
     module: bool,
 }
@@ -334,7 +345,13 @@ impl SimGpu {
     pub fn break_at_launch(&self, nth: u64, fault: MemoryFault) {
         let mut state = self.state();
         let launch = state.calls.get(&Call::LaunchKernel).copied().unwrap_or(0) + nth.max(1);
-        state.planned.push((launch, fault));
+        state.planned.push((When::Launch(launch), fault));
+    }
+
+    /// Memory breaks just before a kernel compares it for the `nth` next time (1 is the next one), so that the fault is seen. An
+    /// alias is planted when its `from` is compared.
+    pub fn break_at_check(&self, nth: u64, fault: MemoryFault) {
+        self.state().planned.push((When::Check(nth.max(1)), fault));
     }
 
     // ---- looking --------------------------------------------------------------------------------------------------
@@ -569,6 +586,46 @@ impl State {
             MemoryFault::Alias { from, to } => {
                 self.aliases.insert(from, to);
             }
+            MemoryFault::Gone { bytes } => self.config.others += bytes,
+        }
+    }
+
+    /// Whether a physical range does not read as it is stored.
+    fn faulty(&self, range: std::ops::Range<u64>) -> bool {
+        self.stuck.range(range.clone()).next().is_some() || self.misreads.range(range).next().is_some()
+    }
+
+    /// Plants the faults that were planned for this launch.
+    fn break_what_is_due(&mut self, launch: &Launch) {
+        if self.planned.is_empty() {
+            return;
+        }
+        let number = self.calls.get(&Call::LaunchKernel).copied().unwrap_or(0);
+        // Not by residue: that looks at a few words only.
+        let compares = matches!(launch.kernel, Kernel::Verify | Kernel::VerifyWrite);
+        let (base, words) = (launch.arguments()[0], launch.arguments()[1]);
+        let pieces = if compares { self.pieces(base, 8 * words) } else { Vec::new() };
+        let unit = self.config.granularity;
+        for (mut when, fault) in std::mem::take(&mut self.planned) {
+            let place = match fault {
+                MemoryFault::Stick { physical, .. } | MemoryFault::Flip { physical, .. } | MemoryFault::Misread { physical, .. } => {
+                    physical
+                }
+                MemoryFault::Alias { from, .. } => u64::from(from) * unit,
+                MemoryFault::Gone { .. } => 0,
+            };
+            let due = match &mut when {
+                When::Launch(launch) => *launch <= number,
+                When::Check(left) => {
+                    *left -= u64::from(pieces.iter().any(|(start, _, len)| (*start..start + len).contains(&place)));
+                    *left == 0
+                }
+            };
+            if due {
+                self.break_memory(fault);
+            } else {
+                self.planned.push((when, fault));
+            }
         }
     }
 
@@ -579,28 +636,36 @@ impl State {
             pieces.reverse();
         }
         for (physical, from, len) in pieces {
-            let faulty = |state: &State, range: std::ops::Range<u64>| {
-                state.stuck.range(range.clone()).next().is_some() || state.misreads.range(range).next().is_some()
-            };
             let rule = expected.after(from);
-            if faulty(self, physical..physical + len) || !self.memory.follows(physical, len, rule) {
+            if self.faulty(physical..physical + len) || !self.memory.follows(physical, len, rule) {
                 let mut buffer = vec![0; CHUNK as usize];
-                for at in (0..len).step_by(CHUNK as usize) {
+                let mut noted: Option<Noted> = None;
+                let mut starts: Vec<u64> = (0..len).step_by(CHUNK as usize).collect();
+                if descending {
+                    starts.reverse();
+                }
+                for at in starts {
                     let (piece, rule) = (CHUNK.min(len - at), rule.after(at));
                     let start = physical + at;
-                    if !faulty(self, start..start + piece) && self.memory.follows(start, piece, rule) {
+                    if !self.faulty(start..start + piece) && self.memory.follows(start, piece, rule) {
                         continue;
                     }
                     let buffer = &mut buffer[..piece as usize];
                     self.read_physical(start, buffer);
-                    for (number, word) in buffer.chunks_exact(8).enumerate() {
+                    let count = piece / 8;
+                    for step in 0..count {
+                        let number = if descending { count - 1 - step } else { step };
                         let mut bytes = [0; 8];
-                        bytes.copy_from_slice(word);
-                        let (expected, got) = (rule.word(number as u64), u64::from_le_bytes(bytes));
+                        bytes.copy_from_slice(&buffer[8 * number as usize..8 * number as usize + 8]);
+                        let (expected, got) = (rule.word(number), u64::from_le_bytes(bytes));
                         if expected != got {
-                            host::note_mismatch(&mut Words(self), result, base + from + at + 8 * number as u64, expected, got);
+                            let noted = noted.get_or_insert_with(|| Noted::load(self, result));
+                            host::note_mismatch(noted, result, base + from + at + 8 * number, expected, got);
                         }
                     }
+                }
+                if let Some(noted) = noted {
+                    self.write(result, &noted.words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>());
                 }
             }
             if let Some(next) = next {
@@ -626,7 +691,39 @@ impl State {
             }
             Kernel::Copy => self.copy(a[0], a[1], 8 * a[2]),
             Kernel::Read => {}
-            Kernel::ModuloFill | Kernel::ModuloVerify => host::run(launch, &mut Words(self)),
+            Kernel::ModuloFill | Kernel::ModuloVerify => self.modulo(launch),
+        }
+    }
+
+    fn modulo(&mut self, launch: &Launch) {
+        let a = launch.arguments();
+        // Numbers that are no rule, and memory that is none, word by word.
+        let ruled = (1..1 << 32).contains(&a[3]) && a[4] < a[3];
+        for (physical, from, len) in self.pieces(a[0], 8 * a[1]) {
+            let whole = ruled && self.memory.rule(physical, len).is_some();
+            let step = if whole { len } else { CHUNK - physical % CHUNK };
+            let mut at = 0;
+            let mut piece = step.min(len);
+            while at < len {
+                let (start, index) = (physical + at, a[2].wrapping_add((from + at) / 8));
+                let rule = self.memory.rule(start, piece).filter(|_| ruled);
+                let done = match launch.kernel {
+                    Kernel::ModuloFill => match rule.and_then(|rule| rule.with_residue(index, a[3], a[4], a[5], a[6] != 0)) {
+                        Some(rule) => {
+                            self.memory.fill(start, piece, rule);
+                            true
+                        }
+                        None => false,
+                    },
+                    _ => !self.faulty(start..start + piece) && rule.is_some_and(|rule| rule.holds_residue(index, a[3], a[4], a[5])),
+                };
+                if !done {
+                    let arguments = [a[0] + from + at, piece / 8, index, a[3], a[4], a[5], a[6]];
+                    host::run(&Launch::new(launch.kernel, launch.grid, launch.block, &arguments), &mut Words(self));
+                }
+                at += piece;
+                piece = CHUNK.min(len - at);
+            }
         }
     }
 
@@ -637,14 +734,20 @@ impl State {
         while at < bytes {
             let (Some(target), Some(source)) = (self.physical(to + at), self.physical(from + at)) else { return };
             let len = (unit - target % unit).min(unit - source % unit).min(bytes - at);
-            let range = source..source + len;
-            let faulty = self.stuck.range(range.clone()).next().is_some() || self.misreads.range(range).next().is_some();
-            if faulty || !self.memory.copy(target, source, len) {
-                for piece in (0..len).step_by(CHUNK as usize) {
-                    let buffer = &mut buffer[..CHUNK.min(len - piece) as usize];
-                    self.read_physical(source + piece, buffer);
-                    self.memory.write(target + piece, buffer);
+            let faulty = self.faulty(source..source + len);
+            let mut done = 0;
+            while done < len {
+                let copied = if faulty { 0 } else { self.memory.copy(target + done, source + done, len - done) };
+                if copied > 0 {
+                    done += copied;
+                    continue;
                 }
+                // To the end of a chunk of the source: what follows may be a rule again.
+                let piece = (CHUNK - (source + done) % CHUNK).min(len - done);
+                let buffer = &mut buffer[..piece as usize];
+                self.read_physical(source + done, buffer);
+                self.memory.write(target + done, buffer);
+                done += piece;
             }
             at += len;
         }
@@ -937,6 +1040,32 @@ impl host::Memory for Words<'_> {
     }
 }
 
+/// A result while mismatches are added to it.
+struct Noted {
+    base: u64,
+    words: Vec<u64>,
+}
+
+impl Noted {
+    fn load(state: &mut State, base: u64) -> Self {
+        let mut bytes = vec![0; host::RESULT_BYTES as usize];
+        state.read(base, &mut bytes);
+        Noted { base, words: bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect() }
+    }
+}
+
+impl host::Memory for Noted {
+    fn load(&mut self, address: u64) -> u64 {
+        self.words.get(((address - self.base) / 8) as usize).copied().unwrap_or(0)
+    }
+
+    fn store(&mut self, address: u64, value: u64) {
+        if let Some(word) = self.words.get_mut(((address - self.base) / 8) as usize) {
+            *word = value;
+        }
+    }
+}
+
 /// The virtual clock counts nanoseconds.
 impl Kernels for SimGpu {
     fn shape(&self) -> Shape {
@@ -953,15 +1082,11 @@ impl Kernels for SimGpu {
         ensure(call, launch.grid > 0 && (1..=1024).contains(&launch.block), code::INVALID_VALUE)?;
         ensure(call, launch.ranges().all(|(address, _)| address.is_multiple_of(8)), code::INVALID_VALUE)?;
         ensure(call, launch.ranges().all(|(address, bytes)| state.accessible(address, bytes)), code::ILLEGAL_ADDRESS)?;
-        let number = state.calls.get(&call).copied().unwrap_or(0);
-        let (due, later) = state.planned.drain(..).partition(|(launch, _)| *launch <= number);
-        state.planned = later;
-        let due: Vec<(u64, MemoryFault)> = due;
-        for (_, fault) in due {
-            state.break_memory(fault);
-        }
+        state.break_what_is_due(launch);
         state.run(launch);
         let bytes: u64 = launch.ranges().map(|(_, bytes)| bytes).sum();
+        // Compared and written.
+        let bytes = if launch.kernel == Kernel::VerifyWrite { 2 * bytes } else { bytes };
         let clock = state.clock;
         if let Some(until) = state.streams.get_mut(&stream.0) {
             *until = (*until).max(clock) + LAUNCH_NS + bytes / BYTES_PER_NS;
@@ -996,6 +1121,64 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+
+    /// Plain memory that knows nothing of rules.
+    struct Plain(u64, Vec<u64>);
+
+    impl host::Memory for Plain {
+        fn load(&mut self, address: u64) -> u64 {
+            self.1[((address - self.0) / 8) as usize]
+        }
+        fn store(&mut self, address: u64, value: u64) {
+            self.1[((address - self.0) / 8) as usize] = value;
+        }
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::test_runner::Config { cases: 10, ..Default::default() })]
+        /// Launches on the simulated card do what the reference does, word for word, results included.
+        #[test]
+        fn launches_do_what_the_reference_does(
+            steps in proptest::collection::vec((0usize..7, 0u64..10, 0u64..16_384, 1u64..8_192, 0u64..9, proptest::num::u64::ANY), 1..8),
+        ) {
+            let gpu = SimGpu::with(SimConfig { granularity: 64 << 10, ..SimConfig::new(1 << 20) });
+            let base = gpu.mem_alloc(256 << 10).expect("room");
+            let result = base + (192 << 10);
+            let mut plain = Plain(base, vec![0xCDCD_CDCD_CDCD_CDCD; 32 << 10]);
+            gpu.memset_d8(result, 0, 64 << 10, StreamId::DEFAULT).expect("inside");
+            plain.1[24 << 10..].fill(0);
+            for (kernel, pattern, start, words, choice, seed) in steps {
+                // Whole granules and whole chunks come up as often as odd pieces.
+                let (start, words) = match choice % 3 {
+                    0 => (start, words),
+                    1 => (start / 2048 * 2048, words.next_multiple_of(2048)),
+                    _ => (start / 8192 * 8192, 8192),
+                };
+                let at = base + 8 * start;
+                let (p0, p1) = if choice < 4 { (seed % 2, seed % 3) } else { (seed, seed.rotate_left(7)) };
+                let origin = start + seed % 2;
+                let arguments = match Kernel::ALL[kernel] {
+                    Kernel::Fill => vec![at, words, origin, pattern, p0, p1],
+                    Kernel::Verify => vec![at, words, origin, pattern, p0, p1, result],
+                    Kernel::VerifyWrite => vec![at, words, origin, pattern, p0, p1, result, seed % 8, p1, p0, seed & 1],
+                    Kernel::Copy => vec![base + 8 * (start % 4096), base + 8 * (12_288 + start % 4096), words.min(8192)],
+                    Kernel::Read => vec![at, words, result],
+                    Kernel::ModuloFill => vec![at, words, start, 20, 7, p0, seed >> 3 & 1],
+                    Kernel::ModuloVerify => vec![at, words, start, 20, 7, p0, result],
+                };
+                let launch = Launch::new(Kernel::ALL[kernel], 1, 32, &arguments);
+                if Kernel::ALL[kernel] != Kernel::Read {
+                    gpu.launch(&launch, StreamId::DEFAULT).expect("inside");
+                    host::run(&launch, &mut plain);
+                }
+            }
+            let mut bytes = vec![0; 256 << 10];
+            gpu.copy_to_host(&mut bytes, base).expect("inside");
+            for (number, word) in bytes.chunks_exact(8).enumerate() {
+                proptest::prop_assert_eq!(u64::from_le_bytes(word.try_into().expect("8 bytes")), plain.1[number], "word {}", number);
+            }
+        }
+    }
 
     #[test]
     fn a_large_card_costs_nothing_until_touched() {

@@ -2,9 +2,14 @@
 //! the developer's machine but PATH, no network beyond loopback.
 
 pub mod channel;
+#[path = "../../../src/gpu/fakes.rs"]
+#[allow(dead_code)]
+pub mod fakes;
 #[path = "../../../src/channel/test_server.rs"]
 pub mod server;
 pub mod terminal;
+#[path = "../../../src/pypi/test_wheel.rs"]
+pub mod wheel;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -36,6 +41,21 @@ impl TestEnv {
     pub fn var(mut self, name: &str, value: impl Into<String>) -> Self {
         self.vars.push((name.to_owned(), value.into()));
         self
+    }
+
+    /// Puts the fake CUDA driver and the fake NVML where every command of this environment finds them. What they have and
+    /// which faults they show is said by variables: see `fixtures/README.md`.
+    pub fn with_fake_driver(self) -> Self {
+        let folder = self.path().join("driver");
+        std::fs::create_dir(&folder).expect("a folder");
+        fakes::copy_to(&folder);
+        let state = folder.join("state").display().to_string();
+        self.var("LD_LIBRARY_PATH", folder.display().to_string()).var("TARE_FAKE_STATE", state)
+    }
+
+    /// Where [`with_fake_driver`](Self::with_fake_driver) put the libraries.
+    pub fn driver(&self) -> PathBuf {
+        self.path().join("driver")
     }
 
     pub fn path(&self) -> &Path {
@@ -82,6 +102,8 @@ impl TestEnv {
             .env("TARE_ROOT", self.path())
             .env("LC_ALL", "C.UTF-8")
             .env("NO_COLOR", "1")
+            // Nobody cuts the power; `faults.rs` runs with it.
+            .env("TARE_NO_SYNC", "1")
             // Whatever GPU the machine has, a test sees none unless it says so.
             .env("CONDA_OVERRIDE_CUDA", "")
             // Nothing leaves this machine: every other host is behind a proxy that is not there.

@@ -21,7 +21,40 @@ pub(super) struct Rule {
     p1: u64,
 }
 
+/// Not a pattern of the kernels: `p0` where the index (kept modulo the modulus) has the residue, else `p1`. `address` holds the
+/// modulus (upper half) and the residue.
+const MODULO: u64 = u64::MAX;
+
 impl Rule {
+    /// `inside` at the indices with `index % modulus == residue`, `outside` at the others. Both numbers below 2^32.
+    fn modulo(index: u64, modulus: u64, residue: u64, inside: u64, outside: u64) -> Self {
+        if inside == outside {
+            return Rule::new(Pattern::Constant as u64, 0, 0, inside, 0);
+        }
+        Rule { pattern: MODULO, address: modulus << 32 | residue, index: index % modulus, p0: inside, p1: outside }
+    }
+
+    /// The words inside and outside the residue, where they are two constants. `index` is that of the first word.
+    fn split(&self, index: u64, modulus: u64, residue: u64) -> Option<(u64, u64)> {
+        match self.pattern {
+            MODULO if self.address == (modulus << 32 | residue) && self.index == index % modulus => Some((self.p0, self.p1)),
+            1 => Some((self.p0, self.p0)),
+            _ => None,
+        }
+    }
+
+    /// This rule with `value` written inside or outside the residue, where that is a rule again.
+    pub(super) fn with_residue(&self, index: u64, modulus: u64, residue: u64, value: u64, inside: bool) -> Option<Self> {
+        let (within, without) = self.split(index, modulus, residue)?;
+        let (within, without) = if inside { (value, without) } else { (within, value) };
+        Some(Rule::modulo(index, modulus, residue, within, without))
+    }
+
+    /// Whether all words of the residue are known to be `value`.
+    pub(super) fn holds_residue(&self, index: u64, modulus: u64, residue: u64, value: u64) -> bool {
+        self.split(index, modulus, residue).is_some_and(|(inside, _)| inside == value)
+    }
+
     pub(super) fn new(pattern: u64, address: u64, index: u64, p0: u64, p1: u64) -> Self {
         let plain = Rule { pattern, address: 0, index: 0, p0, p1: 0 };
         match Pattern::ALL.get(pattern as usize) {
@@ -41,10 +74,17 @@ impl Rule {
 
     /// The rule of what follows `bytes` (a multiple of 8) later.
     pub(super) fn after(self, bytes: u64) -> Self {
+        if self.pattern == MODULO {
+            return Rule { index: self.index.wrapping_add(bytes / 8) % (self.address >> 32), ..self };
+        }
         Rule::new(self.pattern, self.address.wrapping_add(bytes), self.index.wrapping_add(bytes / 8), self.p0, self.p1)
     }
 
     pub(super) fn word(&self, number: u64) -> u64 {
+        if self.pattern == MODULO {
+            let at = self.index.wrapping_add(number) % (self.address >> 32);
+            return if at == self.address & 0xFFFF_FFFF { self.p0 } else { self.p1 };
+        }
         host::value(self.pattern, self.address.wrapping_add(8 * number), self.index.wrapping_add(number), self.p0, self.p1)
     }
 
@@ -85,8 +125,42 @@ impl Chunk {
 
 #[derive(Debug)]
 enum Granule {
-    Rule(Rule),
+    /// Stretches that each follow a rule, by where they begin; the first begins at 0.
+    Runs(Vec<(u64, Rule)>),
     Chunks(Vec<Chunk>),
+}
+
+/// More stretches than that are held in chunks.
+const MOST_RUNS: usize = 12;
+
+/// Puts a rule over `from .. to` of stretches that end at `unit`.
+fn lay(runs: &[(u64, Rule)], unit: u64, from: u64, to: u64, rule: Rule) -> Vec<(u64, Rule)> {
+    let mut laid: Vec<(u64, Rule)> = Vec::with_capacity(runs.len() + 2);
+    let mut push = |start: u64, rule: Rule| {
+        // Stretches that go on by the same rule are one.
+        if laid.last().is_none_or(|(before, held)| held.after(start - before) != rule) {
+            laid.push((start, rule));
+        }
+    };
+    for (start, held) in runs.iter().take_while(|(start, _)| *start < from) {
+        push(*start, *held);
+    }
+    push(from, rule);
+    for (number, (start, held)) in runs.iter().enumerate() {
+        let end = runs.get(number + 1).map_or(unit, |next| next.0);
+        if end > to {
+            let at = to.max(*start);
+            push(at, held.after(at - start));
+        }
+    }
+    laid
+}
+
+/// The stretch that an offset lies in: where it begins and ends, and its rule.
+fn run_at(runs: &[(u64, Rule)], unit: u64, offset: u64) -> (u64, u64, Rule) {
+    let number = runs.partition_point(|(start, _)| *start <= offset).saturating_sub(1);
+    let end = runs.get(number + 1).map_or(unit, |next| next.0);
+    runs.get(number).map_or((0, unit, Rule::constant(POISON)), |(start, rule)| (*start, end, *rule))
 }
 
 /// Physical memory. Ranges given to its methods lie in one granule.
@@ -108,7 +182,7 @@ impl Memory {
     /// Host bytes behind it.
     pub(super) fn held(&self) -> u64 {
         let chunks = |granule: &Granule| match granule {
-            Granule::Rule(_) => 0,
+            Granule::Runs(_) => 0,
             Granule::Chunks(chunks) => chunks.iter().filter(|chunk| matches!(chunk, Chunk::Bytes(_))).count(),
         };
         self.granules.values().map(chunks).sum::<usize>() as u64 * CHUNK
@@ -116,13 +190,28 @@ impl Memory {
 
     fn chunk(&mut self, physical: u64) -> &mut Chunk {
         let unit = self.unit;
-        let granule = self.granules.entry((physical / unit) as u32).or_insert_with(|| Granule::Rule(Rule::constant(POISON)));
-        if let Granule::Rule(rule) = granule {
-            *granule = Granule::Chunks((0..unit / CHUNK).map(|number| Chunk::Rule(rule.after(number * CHUNK))).collect());
+        let granule = self.granules.entry((physical / unit) as u32).or_insert_with(|| Granule::Runs(vec![(0, Rule::constant(POISON))]));
+        if let Granule::Runs(runs) = granule {
+            let chunk = |number: u64| {
+                let (from, to) = (number * CHUNK, (number + 1) * CHUNK);
+                let (start, end, rule) = run_at(runs, unit, from);
+                if end >= to {
+                    return Chunk::Rule(rule.after(from - start));
+                }
+                let mut bytes = vec![0; CHUNK as usize].into_boxed_slice();
+                let mut at = from;
+                while at < to {
+                    let (start, end, rule) = run_at(runs, unit, at);
+                    rule.render(at - start, &mut bytes[(at - from) as usize..(end.min(to) - from) as usize]);
+                    at = end;
+                }
+                Chunk::Bytes(bytes)
+            };
+            *granule = Granule::Chunks((0..unit / CHUNK).map(chunk).collect());
         }
         match granule {
             Granule::Chunks(chunks) => &mut chunks[(physical % unit / CHUNK) as usize],
-            Granule::Rule(_) => unreachable!("it was just cut into chunks"),
+            Granule::Runs(_) => unreachable!("it was just cut into chunks"),
         }
     }
 
@@ -153,7 +242,14 @@ impl Memory {
         let within = physical % self.unit;
         match self.granules.get(&((physical / self.unit) as u32)) {
             None => out.fill(POISON),
-            Some(Granule::Rule(rule)) => rule.render(within, out),
+            Some(Granule::Runs(runs)) => {
+                let (mut at, to) = (within, within + out.len() as u64);
+                while at < to {
+                    let (start, end, rule) = run_at(runs, self.unit, at);
+                    rule.render(at - start, &mut out[(at - within) as usize..(end.min(to) - within) as usize]);
+                    at = end;
+                }
+            }
             Some(Granule::Chunks(chunks)) => {
                 for (start, from, len) in Self::cut(physical, out.len() as u64) {
                     let offset = (start % CHUNK) as usize;
@@ -169,9 +265,21 @@ impl Memory {
 
     /// Makes whole words (`physical` and `bytes` are multiples of 8) follow a rule.
     pub(super) fn fill(&mut self, physical: u64, bytes: u64, rule: Rule) {
-        if bytes == self.unit {
-            self.granules.insert((physical / self.unit) as u32, Granule::Rule(rule));
+        if bytes == 0 {
             return;
+        }
+        let (unit, within) = (self.unit, physical % self.unit);
+        if bytes == unit {
+            self.granules.insert((physical / unit) as u32, Granule::Runs(vec![(0, rule)]));
+            return;
+        }
+        let granule = self.granules.entry((physical / unit) as u32).or_insert_with(|| Granule::Runs(vec![(0, Rule::constant(POISON))]));
+        if let Granule::Runs(runs) = granule {
+            let laid = lay(runs, unit, within, within + bytes, rule);
+            if laid.len() <= MOST_RUNS {
+                *runs = laid;
+                return;
+            }
         }
         for (start, from, len) in Self::cut(physical, bytes) {
             let rule = rule.after(from as u64);
@@ -185,35 +293,53 @@ impl Memory {
         }
     }
 
-    /// Whether the words are known to follow a rule. When not, they have to be looked at.
-    pub(super) fn follows(&self, physical: u64, bytes: u64, rule: Rule) -> bool {
+    /// How many bytes from `physical` on are known to follow one rule, up to `most`, and that rule.
+    pub(super) fn run(&self, physical: u64, most: u64) -> Option<(u64, Rule)> {
         let within = physical % self.unit;
         match self.granules.get(&((physical / self.unit) as u32)) {
-            None => false,
-            Some(Granule::Rule(held)) => held.after(within) == rule,
-            Some(Granule::Chunks(chunks)) => Self::cut(physical, bytes).all(|(start, from, _)| {
-                matches!(&chunks[(start % self.unit / CHUNK) as usize], Chunk::Rule(held) if held.after(start % CHUNK) == rule.after(from as u64))
-            }),
+            None => Some((most.min(self.unit - within), Rule::constant(POISON))),
+            Some(Granule::Runs(runs)) => {
+                let (start, end, rule) = run_at(runs, self.unit, within);
+                // A rule counts whole words.
+                (within.is_multiple_of(8)).then(|| ((end - within).min(most), rule.after(within - start)))
+            }
+            Some(Granule::Chunks(chunks)) => match &chunks[(within / CHUNK) as usize] {
+                Chunk::Rule(rule) if within.is_multiple_of(8) => Some(((CHUNK - physical % CHUNK).min(most), rule.after(physical % CHUNK))),
+                _ => None,
+            },
         }
     }
 
-    /// Copies between ranges that lie alike in their chunks, rules as rules. Answers false, with nothing done, where they do not.
-    pub(super) fn copy(&mut self, to: u64, from: u64, bytes: u64) -> bool {
-        if !(to.is_multiple_of(CHUNK) && from.is_multiple_of(CHUNK) && bytes.is_multiple_of(CHUNK)) {
-            return false;
-        }
-        if bytes == self.unit
-            && let Some(Granule::Rule(rule)) = self.granules.get(&((from / self.unit) as u32))
-        {
-            let rule = *rule;
-            self.fill(to, bytes, rule);
-            return true;
-        }
-        for at in (0..bytes).step_by(CHUNK as usize) {
-            let copy = self.chunk(from + at).clone();
-            *self.chunk(to + at) = copy;
+    /// The one rule of a range, where it is known to have one.
+    pub(super) fn rule(&self, physical: u64, bytes: u64) -> Option<Rule> {
+        self.run(physical, bytes).filter(|(len, _)| *len == bytes).map(|(_, rule)| rule)
+    }
+
+    /// Whether the words are known to follow a rule. When not, they have to be looked at.
+    pub(super) fn follows(&self, physical: u64, bytes: u64, rule: Rule) -> bool {
+        let mut at = 0;
+        while at < bytes {
+            match self.run(physical + at, bytes - at) {
+                Some((len, held)) if held == rule.after(at) => at += len,
+                _ => return false,
+            }
         }
         true
+    }
+
+    /// Copies as far as the source follows one rule, from whole words to whole words. Answers the bytes copied; 0 where bytes
+    /// have to be.
+    pub(super) fn copy(&mut self, to: u64, from: u64, bytes: u64) -> u64 {
+        if !(to.is_multiple_of(8) && bytes.is_multiple_of(8)) {
+            return 0;
+        }
+        match self.run(from, bytes) {
+            Some((len, rule)) if len.is_multiple_of(8) => {
+                self.fill(to, len, rule);
+                len
+            }
+            _ => 0,
+        }
     }
 }
 
@@ -248,10 +374,9 @@ mod tests {
                         plain[range.clone()].copy_from_slice(&data);
                     }
                     _ => {
-                        if memory.copy(start, (start + UNIT) % (2 * UNIT), bytes) {
-                            let from = ((start + UNIT) % (2 * UNIT)) as usize;
-                            plain.copy_within(from..from + bytes as usize, start as usize);
-                        }
+                        let from = ((start + UNIT) % (2 * UNIT)) as usize;
+                        let copied = memory.copy(start, from as u64, bytes) as usize;
+                        plain.copy_within(from..from + copied, start as usize);
                     }
                 }
                 let mut seen = vec![0; bytes as usize];
