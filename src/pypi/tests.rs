@@ -609,3 +609,80 @@ async fn eight_at_once_on_a_cold_cache_share_one_download() -> Result<()> {
     assert_eq!(server.count("GET", ".whl"), 3);
     Ok(())
 }
+
+/// A gigabyte that no compression makes smaller, written piece by piece. Run with `cargo test -- --ignored large_wheel`.
+#[tokio::test]
+#[ignore = "writes 3 GB and takes a while"]
+async fn a_large_wheel_is_never_in_memory() {
+    use std::io::Write as _;
+    let (world, records) = world_with_python();
+    let index = world.root().join("index");
+    std::fs::create_dir_all(&index).unwrap();
+    let wheel = Wheel::new("large", "1.0");
+    let path = index.join(wheel.file_name());
+    let mut zip = zip_writer(&path);
+    let options = ::zip::write::SimpleFileOptions::default();
+    let stored = options.compression_method(::zip::CompressionMethod::Stored);
+    let (mut record, mut state) = (String::new(), 1_u64);
+    for (name, pieces, options) in [("large/stored.bin", 640, stored), ("large/deflated.bin", 384, options)] {
+        zip.start_file(name, options).unwrap();
+        let mut hasher = Sha256::new();
+        let mut piece = vec![0_u8; 1 << 20];
+        for _ in 0..pieces {
+            for bytes in piece.chunks_exact_mut(8) {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                bytes.copy_from_slice(&state.to_le_bytes());
+            }
+            hasher.update(&piece);
+            zip.write_all(&piece).unwrap();
+        }
+        record += &record_file::row(name, Some((&hasher.finalize()[..], (pieces as u64) << 20)));
+    }
+    for (name, text) in [
+        ("large-1.0.dist-info/METADATA", "Name: large\nVersion: 1.0\n"),
+        ("large-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n"),
+    ] {
+        zip.start_file(name, options).unwrap();
+        zip.write_all(text.as_bytes()).unwrap();
+        record += &record_file::row(name, Some((&Sha256::digest(text)[..], text.len() as u64)));
+    }
+    zip.start_file("large-1.0.dist-info/RECORD", options).unwrap();
+    zip.write_all(record.as_bytes()).unwrap();
+    zip.finish().unwrap();
+    let (sha256, size) = {
+        let digest = rattler_digest::compute_file_digest::<rattler_digest::Sha256>(&path).unwrap();
+        (hex_text(&digest), std::fs::metadata(&path).unwrap().len())
+    };
+    assert!(size > 1 << 30);
+    // Over HTTP, by a server that reads as it sends.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/{}", listener.local_addr().unwrap(), wheel.file_name());
+    let from = path.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = std::io::Read::read(&mut stream, &mut [0_u8; 4096]);
+            let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {size}\r\nconnection: close\r\n\r\n");
+            let _ = std::io::copy(&mut std::fs::File::open(&from).unwrap(), &mut stream);
+        }
+    });
+    let mut ready = ready(&wheel, url.parse().unwrap(), b"");
+    let PypiSource::Archive { sha256: hash, size: bytes, .. } = &mut ready.record.source else { panic!() };
+    (*hash, *bytes) = (Some(sha256), Some(size));
+    let peak = || -> u64 {
+        let status = read("/proc/self/status");
+        let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let before = peak();
+    let started = std::time::Instant::now();
+    world.create(&with(world.plan("e", &records), vec![ready])).await.unwrap();
+    println!("peak before {before} kB, after {} kB, {:.1} s", peak(), started.elapsed().as_secs_f64());
+    assert!(peak() < 300 << 10, "{} kB", peak());
+}
+
+fn zip_writer(path: &Path) -> ::zip::ZipWriter<std::fs::File> {
+    ::zip::ZipWriter::new(std::fs::File::create(path).unwrap())
+}
