@@ -61,7 +61,7 @@ class Table:
         def cell(tag: str, index: int, text: str) -> str:
             align = "right" if index in self.right else "left"
             font = "font-family:monospace;" if tag == "td" else ""
-            wrap = "pre" if index in self.right else "pre-wrap;overflow-wrap:anywhere"
+            wrap = "pre" if index in self.right or len(text) <= 24 else "pre-wrap;overflow-wrap:anywhere"
             return f'<{tag} style="text-align:{align};{font}padding:1px 8px;white-space:{wrap}">{html.escape(text)}</{tag}>'
 
         head = "".join(cell("th", index, name) for index, name in enumerate(self.columns))

@@ -11,6 +11,8 @@ MIB = 1 << 20
 
 PRELUDE = """
 import sys, types, functools
+# How long a thread runs: long enough for a look at a large heap on a busy machine.
+PAUSE = 3.0 if "standin" in torch.__version__ else 8.0
 def T(n):
     return torch.zeros(n * 262144, device=DEVICE)
 def fresh():
@@ -122,7 +124,7 @@ PLANTED: List[Planted] = [
     ),
     Planted(
         "a thread",
-        "import threading, time\ndef work():\n    t = T(2)\n    time.sleep(1.5)\n    del t\nthreading.Thread(target=work, name='prefetch').start()\ndel work\ntime.sleep(0.2)",
+        "import threading, time\ndef work():\n    t = T(2)\n    time.sleep(PAUSE)\n    del t\nthreading.Thread(target=work, name='prefetch').start()\ndel work\ntime.sleep(0.2)",
         "thread", "local `t` of", 2,
     ),
     Planted("thread local", _in_module("import threading\nLOCAL = threading.local()\nLOCAL.t = T(2)"), "thread local", "planted_mod.LOCAL", 2),

@@ -268,7 +268,10 @@ fn replayed(file: &Path, answer: &Value) -> Outcome {
 }
 
 pub(super) fn clean_slate(state: &mut State<'_>) -> Outcome {
-    let answer = match on_working_gpu(state, SLATE, &[]) {
+    // The package of the notebooks names what holds memory; it need not be installed.
+    let package = tempfile::tempdir().ok().filter(|folder| crate::notebook::write_sources(folder.path()).is_ok());
+    let arguments: Vec<&OsStr> = package.iter().map(|folder| folder.path().as_os_str()).collect();
+    let answer = match on_working_gpu(state, SLATE, &arguments) {
         Ok(answer) => answer,
         Err(outcome) => return *outcome,
     };
@@ -299,6 +302,12 @@ pub(super) fn clean_slate(state: &mut State<'_>) -> Outcome {
         .seen(line("baseline after a first matrix product", baseline))
         .seen(line("with tensors", busy))
         .seen(line("after their release", after));
+    for holder in answer.get("holders").and_then(Value::as_array).into_iter().flatten().take(8) {
+        let nbytes = holder.get("bytes").and_then(Value::as_u64).unwrap_or(0);
+        let (kind, place) = (text(holder, "kind").unwrap_or_default(), text(holder, "where").unwrap_or_default());
+        let line = text(holder, "release").map(|line| format!("; to let go: {line}")).unwrap_or_default();
+        outcome = outcome.seen(format!("{} held by {kind}: {place}{line}", human(nbytes)));
+    }
     match at("without_workspaces") {
         Some(rest) if baseline.0 > 0 => {
             outcome = outcome.seen(format!(

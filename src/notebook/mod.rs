@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 pub use kernel::{DataDirs, Kernel, KernelState, Place, default_name, list, remove};
-pub use package::{PACKAGE, wheel_bytes, wheel_file_name};
+pub use package::{PACKAGE, wheel_bytes, wheel_file_name, write_sources};
 
 use crate::change;
 use crate::config::Settings;

@@ -48,6 +48,20 @@ pub fn wheel_file_name() -> String {
     format!("tare_notebook-{VERSION}-py3-none-any.whl")
 }
 
+/// Writes the package into a folder, for programs that use it without its being installed.
+///
+/// # Errors
+/// The folder cannot be written.
+pub fn write_sources(folder: &Path) -> Result<()> {
+    let package = folder.join("tare_notebook");
+    std::fs::create_dir_all(&package).map_err(|error| Error::io("create", &package, &error))?;
+    for (name, text) in SOURCES {
+        let path = package.join(name);
+        std::fs::write(&path, text).map_err(|error| Error::io("write", &path, &error))?;
+    }
+    Ok(())
+}
+
 /// The wheel. `binary`: path of the `tare` that the package is to call, remembered in `_binary.json`. The same input gives the same bytes: sorted,
 /// without clock times.
 ///
@@ -155,7 +169,7 @@ mod tests {
             let mut entry = archive.by_index(index).unwrap();
             let mut bytes = Vec::new();
             entry.read_to_end(&mut bytes).unwrap();
-            contents.insert(entry.name().to_owned(), bytes);
+            contents.insert(entry.name().unwrap().into_owned(), bytes);
         }
         let info = format!("tare_notebook-{VERSION}.dist-info");
         let record = String::from_utf8(contents[&format!("{info}/RECORD")].clone()).unwrap();

@@ -55,6 +55,19 @@ try:
     gc.collect()
     torch.cuda.empty_cache()
     result["after"] = measure()
+    at("holders")
+    # What still holds memory is named by the package that does so in notebooks.
+    if result["after"] != result["baseline"] and len(sys.argv) > 1:
+        try:
+            sys.path.insert(0, sys.argv[1])
+            import tare_notebook
+
+            tare_notebook.settle()
+            torch.cuda.empty_cache()
+            result["after"] = measure()
+            result["holders"] = [holder.as_dict() for holder in tare_notebook.holders(globals())]
+        except Exception as error:
+            result["no_holders"] = "%s: %s" % (type(error).__name__, error)
     at("workspaces")
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     result["can_clear_workspaces"] = clear is not None
