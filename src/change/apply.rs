@@ -179,6 +179,8 @@ struct Decision<'a> {
     clobbered: Vec<Clobber>,
     /// Files of kept Python packages that new ones overwrite, for people.
     overlaps: Vec<String>,
+    /// Kept Python packages, some files of which come from others now.
+    touched: BTreeSet<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -256,6 +258,9 @@ fn decide<'a>(
         let path = entry.path.as_path();
         let owner = owners.get(path).copied();
         if let Some(new) = incoming.get(path) {
+            if let Some(Owner::Python(number)) = owner {
+                decision.touched.insert(number);
+            }
             match owner {
                 Some(Owner::Gone) => {}
                 Some(Owner::Kept(kept)) => {
@@ -781,8 +786,9 @@ fn write_metadata(
     let all = install::sorted(&all);
     let mut all_python: Vec<TareRecord> = pypi.to_vec();
     let copied = job.is_copy() || job.moved_from.is_some();
-    for installed in &job.keep_python {
-        all_python.extend(if copied { crate::pypi::installed::relist(stage, installed)? } else { installed.tare.clone() });
+    for (number, installed) in job.keep_python.iter().enumerate() {
+        let relist = copied || decision.touched.contains(&number);
+        all_python.extend(if relist { crate::pypi::installed::relist(stage, installed)? } else { installed.tare.clone() });
     }
     let pypi = all_python;
     let exact_modes = exact_modes(job);

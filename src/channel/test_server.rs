@@ -274,6 +274,10 @@ fn answer(state: &State, path: &str, headers: &HashMap<String, String>) -> Answe
                 std::thread::sleep(wait.min(Duration::from_secs(10)));
             }
             match body {
+                // Pages of package indexes; their readers look at the type.
+                Some(body) if path.ends_with('/') => {
+                    Answer::Whole { status: 200, headers: vec![("content-type".to_owned(), "text/html".to_owned())], body }
+                }
                 Some(body) => whole(200, body),
                 None => whole(404, b"not found".to_vec()),
             }

@@ -16,7 +16,7 @@ use crate::pypi::{PypiRecord, PypiSource};
 /// Where a Python package came from (PEP 610).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// A package index. URL and SHA-256 (lower-case hex) of the file are known only from a lock.
+    /// A package index. URL and SHA-256 (lower-case hex) of the file are known from a lock, and where tare installed it.
     Index {
         /// The file.
         url: Option<String>,

@@ -217,8 +217,9 @@ impl Builder<'_> {
                 self.wheel(record, &line, out.path(), &wheels).await?;
             }
             PypiSource::Vcs { system, url, commit, subdirectory, .. } => {
+                // Without its name in front: older versions of pip refuse `name @ git+file:///…`.
                 let fragment = subdirectory.as_ref().map(|folder| format!("#subdirectory={folder}")).unwrap_or_default();
-                self.wheel(record, &format!("{} @ {system}+{url}@{commit}{fragment}", record.name), out.path(), &wheels).await?;
+                self.wheel(record, &format!("{system}+{url}@{commit}{fragment}"), out.path(), &wheels).await?;
             }
             PypiSource::Archive { url, subdirectory, .. } => {
                 let file = self.fetch(record, out.path()).await?;

@@ -188,6 +188,8 @@ impl PypiResolver for Pip {
         let mut args: Vec<std::ffi::OsString> =
             ["-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-input", "--report"].map(Into::into).to_vec();
         args.push(report.clone().into());
+        let log = query.work.path().join("pip.log");
+        args.extend(["--log".into(), log.clone().into()]);
         args.extend(["-r".into(), files.requirements.into(), "-c".into(), files.constraints.into()]);
         let mut env = query.env.clone();
         if query.offline {
@@ -216,14 +218,50 @@ impl PypiResolver for Pip {
             foreign_args(query, &mut args)?;
         }
         let job = Job { program: query.python.to_owned(), args, env, cwd: query.work.run_dir(), limit: RESOLVE_LIMIT };
-        let ran = process::run(&job, query.cancel).await?;
+        let mut ran = process::run(&job, query.cancel).await?;
         if !ran.success {
+            // pip passes over an index that does not answer, and then says that there is no such package.
+            let text = std::fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+            ran.stderr.push_str(&unreachable(&text));
+            // With a log, what a build printed is only there.
+            if ran.stderr.contains("See above for output") {
+                ran.stderr = format!("{}{}", build_output(&text), ran.stderr);
+            }
             return Err(query.failure(&self.engine, &ran));
         }
         tell_yanked(&self.engine, &ran, query.work, query.progress);
         let text = fs_err::read_to_string(&report).map_err(|error| Error::io("read", &report, &error))?;
         read_report(&text)
     }
+}
+
+/// The lines of pip's log about pages of indexes that could not be read; one that is not there (404) is an answer.
+fn unreachable(log: &str) -> String {
+    let mut lines: Vec<String> = log
+        .lines()
+        .filter(|line| line.contains("Could not fetch URL") && !line.contains(" 404 ") && !line.contains("404 Client Error"))
+        .filter_map(|line| Some(format!("\n{}", line.get(line.find("Could not fetch URL")?..)?)))
+        .collect();
+    lines.dedup();
+    lines.truncate(5);
+    lines.concat()
+}
+
+/// What the last command that pip ran printed, from pip's log.
+fn build_output(log: &str) -> String {
+    // `2026-01-31T12:00:00,000 text`
+    let text = |line: &str| match line.split_once(' ') {
+        Some((time, rest)) if time.contains('T') && time.contains(',') => rest.trim_end().to_owned(),
+        _ => line.trim_end().to_owned(),
+    };
+    let lines: Vec<String> = log.lines().map(text).collect();
+    let Some(start) = lines.iter().rposition(|line| line.contains("Running command ")) else { return String::new() };
+    let mine = lines[start..].iter().take_while(|line| !line.contains("[present-rich]") && !line.contains("Exception information:"));
+    let mut mine: Vec<&String> = mine.filter(|line| !line.trim().is_empty()).collect();
+    if mine.len() > 25 {
+        mine.drain(1..mine.len() - 24);
+    }
+    mine.into_iter().map(|line| format!("{line}\n")).collect()
 }
 
 /// Options that make pip choose wheels of another platform.
@@ -273,5 +311,17 @@ mod tests {
         assert!(matches!(&found[3].record.source, PypiSource::Archive { sha256: Some(hash), direct: true, .. } if hash == "dd"));
         assert!(read_report(r#"{"version":"2","install":[]}"#).unwrap_err().to_string().contains("version 2"));
         assert!(read_report("nonsense").is_err());
+    }
+
+    #[test]
+    fn the_log_tells_what_pip_itself_does_not() {
+        let log = "2026-01-31T12:00:00,000 Could not fetch URL https://pypi.example/a/: 503 Server Error - skipping\n\
+                   2026-01-31T12:00:00,000 Could not fetch URL https://pypi.example/b/: 404 Client Error: Not Found - skipping\n\
+                   2026-01-31T12:00:00,000   Running command first\n2026-01-31T12:00:00,000   fine\n\
+                   2026-01-31T12:00:00,000   Running command second\n2026-01-31T12:00:00,000   Traceback\n2026-01-31T12:00:00,000   boom\n\
+                   2026-01-31T12:00:00,000   ERROR: [present-rich] second exited with 1\nmore\n";
+        assert_eq!(unreachable(log), "\nCould not fetch URL https://pypi.example/a/: 503 Server Error - skipping");
+        assert_eq!(build_output(log), "  Running command second\n  Traceback\n  boom\n");
+        assert_eq!(build_output("nothing"), "");
     }
 }

@@ -246,7 +246,14 @@ pub fn readable(text: &str, hide: &[(&Path, &str)]) -> String {
             || line.ends_with(": started")
             || line.ends_with("finished with status 'done'")
             || (line.starts_with("WARNING: ") && line.contains("Retrying (Retry("))
-            || line.starts_with("[notice]")
+            || ["[notice]", "INFO: pip is looking at", "To fix this you could try", "1. loosen the range", "2. remove package versions"]
+                .iter()
+                .any(|start| line.starts_with(start))
+            || line.contains("for help visit")
+            || ["See above for output", "hint: See above", "note: This is an issue with the package", "note: This error originates from"]
+                .iter()
+                .any(|part| line.contains(part))
+            || line.ends_with("finished with status 'error'")
     };
     let mut lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !noise(line)).collect();
     lines.dedup();
@@ -288,6 +295,9 @@ impl Cause {
             "Failed to establish a new connection",
             "Temporary failure in name resolution",
             "Could not fetch URL",
+            "could not be queried due to",
+            "returned a 403",
+            "401 Unauthorized",
             "HTTP error 4",
             "HTTP error 5",
             "ReadTimeoutError",

@@ -72,6 +72,8 @@ pub struct Workshop<'a> {
     work: Option<WorkFolder>,
     small: Option<Throwaway>,
     whole: Option<Throwaway>,
+    /// Folders that were built in this run.
+    folders: BTreeMap<(PathBuf, bool), Built>,
 }
 
 /// The packages that can hold Python distributions or are needed to run Python, pip and uv. The others need not be fetched to resolve.
@@ -110,7 +112,7 @@ impl<'a> Workshop<'a> {
     pub fn new(context: Context<'a>) -> Result<Self> {
         let (python, free_threaded) = python_version(context.records.iter()).ok_or_else(|| no_python("the conda half has no Python"))?;
         let tags = Tags::new(TagInput::new(context.target, &python, free_threaded));
-        Ok(Workshop { context, python, tags, work: None, small: None, whole: None })
+        Ok(Workshop { context, python, tags, work: None, small: None, whole: None, folders: BTreeMap::new() })
     }
 
     /// The wheels that can be used.
@@ -421,6 +423,14 @@ impl<'a> Workshop<'a> {
         Ok(())
     }
 
+    /// What was built before, in this run or another one.
+    fn built(&self, source: &PypiSource, conda_half: &str) -> Option<Built> {
+        match source {
+            PypiSource::Directory { path, editable } => self.folders.get(&(path.clone(), *editable)).cloned(),
+            source => build::cached(source, &self.tags, conda_half, self.context.session),
+        }
+    }
+
     async fn build(&mut self, records: &[PypiRecord], section: &Section) -> Result<Vec<Built>> {
         if self.other_machine() {
             let names: Vec<String> = records.iter().map(|record| format!("`{}`", record.name)).collect();
@@ -440,7 +450,13 @@ impl<'a> Workshop<'a> {
             cancel: &context.cancel,
             progress: &*context.progress,
         };
-        builder.build_all(records, &conda_half).await
+        let built = builder.build_all(records, &conda_half).await?;
+        for (record, built) in records.iter().zip(&built) {
+            if let PypiSource::Directory { path, editable } = &record.source {
+                self.folders.insert((path.clone(), *editable), built.clone());
+            }
+        }
+        Ok(built)
     }
 
     /// Makes every record ready: what has no wheel is built. `section`: whose indexes building uses.
@@ -457,7 +473,7 @@ impl<'a> Workshop<'a> {
             let is_wheel = matches!(&record.source, PypiSource::Archive { url, .. } if url.path().ends_with(".whl"));
             if is_wheel {
                 made.push(Some((record, WheelFile::Remote)));
-            } else if let Some(built) = build::cached(&record.source, &self.tags, &conda_half, self.context.session) {
+            } else if let Some(built) = self.built(&record.source, &conda_half) {
                 made.push(Some(local(record, built)));
             } else {
                 missing.push(record);
@@ -623,12 +639,15 @@ fn explain(error: Error, provided: &BTreeMap<Name, Provided>) -> Error {
     let is_word = |name: &str| {
         text.match_indices(name).any(|(at, _)| {
             let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || matches!(c, '-' | '/'));
-            !part(text[..at].chars().next_back()) && !part(text[at + name.len()..].chars().next())
+            let next = text[at + name.len()..].chars().next();
+            // pip speaks of itself too.
+            let is_spec = name != "pip" || next.is_some_and(|c| "<>=!~".contains(c));
+            is_spec && !part(text[..at].chars().next_back()) && !part(next)
         })
     };
     let mut error = error;
     let mentioned: Vec<&Provided> =
-        provided.values().filter(|there| !matches!(there.name.as_ref(), "pip" | "python") && is_word(there.name.as_ref())).collect();
+        provided.values().filter(|there| there.name.as_ref() != "python" && is_word(there.name.as_ref())).collect();
     for there in mentioned.iter().take(5) {
         error = error.because(format!("the conda package `{}` provides `{} {}`, which stays", there.package, there.name, there.version));
     }

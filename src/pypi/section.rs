@@ -443,13 +443,17 @@ fn vcs_text(vcs: &Vcs) -> String {
     if let Some(revision) = &vcs.revision {
         let _ = write!(text, "@{revision}");
     }
-    if let Some(folder) = &vcs.subdirectory {
-        let _ = write!(text, "#subdirectory={folder}");
-    }
-    // `egg=` in front of the URL, as PEP 508 has it: the fragment is on its way out.
-    match vcs.egg.as_deref() {
-        Some(egg) => format!("{egg} @ {text}"),
-        None => text,
+    let folder = vcs.subdirectory.as_ref().map(|folder| format!("subdirectory={folder}"));
+    match &vcs.egg {
+        // In front of the URL, as PEP 508 has it; older versions of pip refuse that of URLs without a host.
+        Some(egg) if !vcs.url.starts_with("file:") => {
+            let folder = folder.map(|folder| format!("#{folder}")).unwrap_or_default();
+            format!("{egg} @ {text}{folder}")
+        }
+        egg => {
+            let parts: Vec<String> = egg.iter().map(|egg| format!("egg={egg}")).chain(folder).collect();
+            if parts.is_empty() { text } else { format!("{text}#{}", parts.join("&")) }
+        }
     }
 }
 

@@ -500,20 +500,26 @@ async fn hostile_wheels_are_refused_and_leave_nothing() {
     let wheel = Wheel::new("old", "1").header("Requires-Python: >=2.7,<3");
     let error = world.create(&with(world.plan("e", &records), vec![made(&world, &wheel)])).await.unwrap_err();
     assert_eq!((error.exit_code(), error.message()), (5, "`old 1` does not work with Python 3.11.4"));
+    // Another platform, another Python.
+    for tag in ["cp311-cp311-win_amd64", "cp311-cp311-manylinux_2_28_aarch64", "cp312-cp312-manylinux_2_28_x86_64", "py2-none-any"] {
+        let wheel = made(&world, &Wheel::new("far", "1").tag(tag));
+        let error = world.create(&with(world.plan("e", &records), vec![wheel])).await.unwrap_err();
+        assert_eq!((error.exit_code(), error.message()), (5, "`far 1` is not for this environment"), "{tag}");
+    }
     // No Python at all, and a name twice.
     let plain = made(&world, &Wheel::new("p", "1"));
     let error = world.create(&with(world.plan("e", &[]), vec![plain.clone()])).await.unwrap_err();
     assert!(error.message().contains("needs Python"), "{error}");
     let error = world.create(&with(world.plan("e", &records), vec![plain.clone(), plain])).await.unwrap_err();
     assert!(error.message().contains("more than once"), "{error}");
-    assert_eq!(before(), clean.into_iter().chain([]).collect::<Vec<_>>());
+    assert_eq!(before(), clean);
 }
 
 fn served(server: &TestServer, wheel: &Wheel) -> ReadyWheel {
     let bytes = wheel.build();
-    let path = format!("/files/{}", wheel.file_name());
+    let path = format!("/files/{}", wheel.file_name().replace('+', "%2B"));
     server.put(&path, bytes.clone());
-    ready(wheel, server.url(&path.replace('+', "%2B")).parse().unwrap(), &bytes)
+    ready(wheel, server.url(&path).parse().unwrap(), &bytes)
 }
 
 #[tokio::test]
@@ -602,4 +608,81 @@ async fn eight_at_once_on_a_cold_cache_share_one_download() -> Result<()> {
     }
     assert_eq!(server.count("GET", ".whl"), 3);
     Ok(())
+}
+
+/// A gigabyte that no compression makes smaller, written piece by piece. Run with `cargo test -- --ignored large_wheel`.
+#[tokio::test]
+#[ignore = "writes 3 GB and takes a while"]
+async fn a_large_wheel_is_never_in_memory() {
+    use std::io::Write as _;
+    let (world, records) = world_with_python();
+    let index = world.root().join("index");
+    std::fs::create_dir_all(&index).unwrap();
+    let wheel = Wheel::new("large", "1.0");
+    let path = index.join(wheel.file_name());
+    let mut zip = zip_writer(&path);
+    let options = ::zip::write::SimpleFileOptions::default();
+    let stored = options.compression_method(::zip::CompressionMethod::Stored);
+    let (mut record, mut state) = (String::new(), 1_u64);
+    for (name, pieces, options) in [("large/stored.bin", 640, stored), ("large/deflated.bin", 384, options)] {
+        zip.start_file(name, options).unwrap();
+        let mut hasher = Sha256::new();
+        let mut piece = vec![0_u8; 1 << 20];
+        for _ in 0..pieces {
+            for bytes in piece.chunks_exact_mut(8) {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                bytes.copy_from_slice(&state.to_le_bytes());
+            }
+            hasher.update(&piece);
+            zip.write_all(&piece).unwrap();
+        }
+        record += &record_file::row(name, Some((&hasher.finalize()[..], (pieces as u64) << 20)));
+    }
+    for (name, text) in [
+        ("large-1.0.dist-info/METADATA", "Name: large\nVersion: 1.0\n"),
+        ("large-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n"),
+    ] {
+        zip.start_file(name, options).unwrap();
+        zip.write_all(text.as_bytes()).unwrap();
+        record += &record_file::row(name, Some((&Sha256::digest(text)[..], text.len() as u64)));
+    }
+    zip.start_file("large-1.0.dist-info/RECORD", options).unwrap();
+    zip.write_all(record.as_bytes()).unwrap();
+    zip.finish().unwrap();
+    let (sha256, size) = {
+        let digest = rattler_digest::compute_file_digest::<rattler_digest::Sha256>(&path).unwrap();
+        (hex_text(&digest), std::fs::metadata(&path).unwrap().len())
+    };
+    assert!(size > 1 << 30);
+    // Over HTTP, by a server that reads as it sends.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/{}", listener.local_addr().unwrap(), wheel.file_name());
+    let from = path.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = std::io::Read::read(&mut stream, &mut [0_u8; 4096]);
+            let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {size}\r\nconnection: close\r\n\r\n");
+            let _ = std::io::copy(&mut std::fs::File::open(&from).unwrap(), &mut stream);
+        }
+    });
+    let mut ready = ready(&wheel, url.parse().unwrap(), b"");
+    let PypiSource::Archive { sha256: hash, size: bytes, .. } = &mut ready.record.source else { panic!() };
+    (*hash, *bytes) = (Some(sha256), Some(size));
+    let peak = || -> u64 {
+        let status = read("/proc/self/status");
+        let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let before = peak();
+    let started = std::time::Instant::now();
+    world.create(&with(world.plan("e", &records), vec![ready])).await.unwrap();
+    println!("peak before {before} kB, after {} kB, {:.1} s", peak(), started.elapsed().as_secs_f64());
+    assert!(peak() < 300 << 10, "{} kB", peak());
+}
+
+fn zip_writer(path: &Path) -> ::zip::ZipWriter<std::fs::File> {
+    ::zip::ZipWriter::new(std::fs::File::create(path).unwrap())
 }

@@ -17,6 +17,8 @@ mod hostile;
 mod interop;
 mod lock;
 mod malformed;
+mod pip;
 mod pip_locks;
 mod reference;
 mod repair;
+mod wheels;
