@@ -125,11 +125,24 @@ impl Prefix {
     /// # Errors
     /// `conda-meta` itself cannot be read.
     pub fn records_and_damage(&self) -> Result<(Vec<PrefixRecord>, Vec<Error>)> {
+        // A change exchanges the whole folder while it is read here, without a lock: what was listed may be gone. Then it is read again.
+        let mut tries = 0;
+        loop {
+            let (records, broken, vanished) = self.read_records()?;
+            tries += 1;
+            if !vanished || tries == 5 {
+                return Ok((records, broken));
+            }
+        }
+    }
+
+    /// As [`Prefix::records_and_damage`]; also whether a record vanished between listing and reading.
+    fn read_records(&self) -> Result<(Vec<PrefixRecord>, Vec<Error>, bool)> {
         let folder = self.path.join("conda-meta");
         let read = |error: std::io::Error| Error::io("read the folder", &folder, &error);
         // Of a virtual environment or an interpreter: an environment of conda was only opened because it has the folder.
         if !folder.exists() {
-            return Ok((Vec::new(), Vec::new()));
+            return Ok((Vec::new(), Vec::new(), !self.is_venv()));
         }
         let mut paths = Vec::new();
         for entry in std::fs::read_dir(&folder).map_err(read)? {
@@ -148,8 +161,9 @@ impl Prefix {
                 Err(error) => broken.push(error),
             }
         }
+        let vanished = !broken.is_empty() && paths.iter().any(|path| !path.exists());
         records.sort_by(|a, b| a.name().as_normalized().cmp(b.name().as_normalized()));
-        Ok((records, broken))
+        Ok((records, broken, vanished))
     }
 
     /// The revisions of `conda-meta/history`, oldest first; empty if there is none.
