@@ -132,8 +132,17 @@ pub fn list(folders: &CacheFolders) -> Vec<CacheItem> {
     if folders.host.exists() {
         add(CacheKind::Host, folders.host.clone());
     }
+    let built = folders.root.join(crate::pypi::BUILT_FOLDER);
+    for (name, path) in entries_of(&built) {
+        add(if is_temporary(&name) { CacheKind::Temporary } else { CacheKind::Wheels }, path);
+    }
+    // Folders of runs that go on are not the cache's.
+    for path in crate::pypi::throwaway::abandoned(&folders.root) {
+        add(CacheKind::Temporary, path);
+    }
+    let throwaway = folders.root.join(crate::pypi::throwaway::FOLDER);
     for (_, path) in entries_of(&folders.root) {
-        if ![&folders.packages, &folders.repodata, &folders.host].contains(&&path) {
+        if ![&folders.packages, &folders.repodata, &folders.host, &built, &throwaway].contains(&&path) {
             add(CacheKind::Other, path);
         }
     }

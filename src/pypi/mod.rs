@@ -29,6 +29,7 @@ pub(crate) mod wheel;
 
 use std::path::PathBuf;
 
+pub(crate) use build::FOLDER as BUILT_FOLDER;
 pub use build::wheel_metadata;
 pub use engine::{EngineChoice, Found, PypiResolver, Query};
 pub use install::{InstalledFile, TareRecord, WheelFacts};

@@ -425,12 +425,10 @@ pub(super) fn clean(path: &Path) -> PathBuf {
 fn path_text(path: &Path) -> String {
     let path = clean(path);
     let text = path.to_string_lossy();
-    if text.contains([' ', '\t', '#', ';', '[']) {
-        if let Ok(url) = Url::from_file_path(&path) {
-            return url.to_string();
-        }
+    match Url::from_file_path(&path) {
+        Ok(url) if text.contains([' ', '\t', '#', ';', '[']) => url.to_string(),
+        _ => text.into_owned(),
     }
-    text.into_owned()
 }
 
 fn vcs_text(vcs: &Vcs) -> String {

@@ -122,6 +122,7 @@ impl Throwaway {
     ///
     /// # Errors
     /// As [`install::create_with`]; no Python among the records.
+    #[allow(clippy::too_many_arguments)]
     pub async fn make(
         work: &WorkFolder,
         name: &str,

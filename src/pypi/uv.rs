@@ -513,7 +513,21 @@ impl PypiResolver for Uv {
         let ran = process::run(&job, query.cancel).await?;
         if !ran.success {
             // uv prints the lock on stdout too; only its messages say what went wrong.
-            let ran = process::Ran { stdout: String::new(), ..ran };
+            let mut ran = process::Ran { stdout: String::new(), ..ran };
+            if ran.stderr.contains("was not found in the package registry") {
+                // Only with its own strategy does uv tell that an index refused to answer.
+                let mut again = job.clone();
+                if let Some(at) = again.args.iter().position(|arg| arg == "unsafe-best-match") {
+                    again.args[at] = "first-index".into();
+                }
+                let told = process::run(&again, query.cancel).await?;
+                for line in
+                    told.stderr.lines().filter(|line| line.contains("could not be queried due to") || line.contains("returned a 403"))
+                {
+                    ran.stderr.push('\n');
+                    ran.stderr.push_str(line);
+                }
+            }
             return Err(query.failure(&self.engine, &ran));
         }
         tell_yanked(&self.engine, &ran, query.work, query.progress);

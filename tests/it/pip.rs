@@ -410,8 +410,10 @@ fn run(engine: &'static str, parts: &[fn(&World)]) {
     if engine == "uv" && !has_uv() {
         return;
     }
-    let Some(world) = World::new(engine) else { return };
+    let Some(mut world) = World::new(engine) else { return };
     for part in parts {
+        // A server lives for so long only.
+        world.index = Index::new();
         part(&world);
     }
 }
