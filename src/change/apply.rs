@@ -164,6 +164,8 @@ struct Decision<'a> {
     clobbered: Vec<Clobber>,
     /// Files of kept Python packages that new ones overwrite, for people.
     overlaps: Vec<String>,
+    /// Kept Python packages, some files of which come from others now.
+    touched: BTreeSet<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -238,6 +240,9 @@ fn decide<'a>(
         let path = entry.path.as_path();
         let owner = owners.get(path).copied();
         if let Some(new) = incoming.get(path) {
+            if let Some(Owner::Python(number)) = owner {
+                decision.touched.insert(number);
+            }
             match owner {
                 Some(Owner::Gone) => {}
                 Some(Owner::Kept(kept)) => {
@@ -726,8 +731,13 @@ fn write_metadata(
     let state = std::fs::read(meta.join("state")).ok().map(|bytes| metadata::sha256_hex(&bytes));
     let all: Vec<RepoDataRecord> = prefix_records.iter().map(|record| record.repodata_record.clone()).collect();
     let all = install::sorted(&all);
-    let kept = job.keep_python.iter().filter_map(|installed| installed.tare.clone());
-    let pypi: Vec<TareRecord> = pypi.iter().cloned().chain(kept).collect();
+    let mut all_python: Vec<TareRecord> = pypi.to_vec();
+    let copied = job.is_copy() || job.moved_from.is_some();
+    for (number, installed) in job.keep_python.iter().enumerate() {
+        let relist = copied || decision.touched.contains(&number);
+        all_python.extend(if relist { crate::pypi::installed::relist(stage, installed)? } else { installed.tare.clone() });
+    }
+    let pypi = all_python;
     let notes = Notes {
         prefix: &plan.prefix,
         subdir: plan.subdir,

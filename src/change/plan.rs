@@ -108,18 +108,19 @@ impl ChangePlan {
                 plan.unlink.push(known.clone());
             }
         }
-        if let Some(python) = new_python.filter(|_| plan.python_moves.is_some()) {
-            plan.move_python(records, &python);
+        if plan.python_moves.is_some() {
+            plan.move_python(records, subdir);
         }
         plan.link = records.iter().filter(|record| !kept.contains(&record.package_record.name)).cloned().collect();
         Ok(plan)
     }
 
     /// Python packages follow to the site-packages of another Python, as far as their wheels fit it.
-    fn move_python(&mut self, records: &[RepoDataRecord], python: &PythonInfo) {
-        let version = crate::pypi::install::python_version(records.iter().map(|record| &record.package_record));
+    fn move_python(&mut self, records: &[RepoDataRecord], subdir: Subdir) {
+        let packages = records.iter().map(|record| &record.package_record);
+        let Some(version) = crate::pypi::install::python_version(packages) else { return };
         for installed in std::mem::take(&mut self.pypi.keep) {
-            match installed.tare.as_ref().filter(|tare| tare.fits(python, version.as_ref())) {
+            match installed.tare.as_ref().filter(|tare| tare.fits(subdir, &version)) {
                 Some(tare) => {
                     self.pypi.link.push(tare.ready());
                     self.pypi.unlink.push(installed);

@@ -15,7 +15,7 @@ use crate::prefix::{self, Distribution, Prefix};
 /// Where a Python package came from (PEP 610).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// A package index. URL and SHA-256 (lower-case hex) of the file are known only from a lock.
+    /// A package index. URL and SHA-256 (lower-case hex) of the file are known from a lock, and where tare installed it.
     Index {
         /// The file.
         url: Option<String>,
@@ -374,6 +374,16 @@ pub fn without_credentials(text: &str) -> String {
     rattler_redaction::strip_url_for_serialization(&url).to_string()
 }
 
+/// Where tare noted that it took a distribution from.
+fn noted_origin(prefix: &Path, distribution: &Distribution, installer: Option<&str>) -> Origin {
+    let ours = installer.is_some_and(|installer| installer.trim() == crate::pypi::install::INSTALLER);
+    let record = ours.then(|| crate::pypi::installed::tare_record(prefix, &distribution.name)).flatten();
+    match record.filter(|record| Path::new(&record.dist_info) == distribution.path).map(|record| record.record.source) {
+        Some(crate::pypi::PypiSource::Archive { url, sha256, .. }) => Origin::Index { url: Some(url.to_string()), sha256 },
+        _ => Origin::Index { url: None, sha256: None },
+    }
+}
+
 /// What the metadata of a distribution says of it. What is missing or damaged there is left out.
 pub(crate) fn python_package(prefix: &Path, distribution: &Distribution) -> PythonPackage {
     let folder = prefix.join(&distribution.path);
@@ -414,7 +424,7 @@ pub(crate) fn python_package(prefix: &Path, distribution: &Distribution) -> Pyth
             let first = text.lines().next()?.trim().to_owned();
             Some(Origin::Directory { url: Url::from_file_path(&first).map_or(first, |url| url.to_string()), editable: true })
         })
-        .unwrap_or(Origin::Index { url: None, sha256: None });
+        .unwrap_or_else(|| noted_origin(prefix, distribution, read("INSTALLER").as_deref()));
     PythonPackage {
         name: distribution.name.clone(),
         version: distribution.version.clone(),

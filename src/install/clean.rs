@@ -6,6 +6,7 @@ use super::cache::{LOCK_FOLDER, lock_all};
 use super::cancel::Cancel;
 use super::swap::remove_tree;
 use crate::error::{Error, Result};
+use crate::pypi::fetch::WHEELS;
 use crate::report::Progress;
 
 /// A kind of thing in the cache folder.
@@ -112,11 +113,12 @@ pub fn list(folders: &CacheFolders) -> Vec<CacheItem> {
         if name == LOCK_FOLDER || !path.is_dir() {
             continue;
         }
-        if is_temporary(&name) {
+        if is_temporary(&name) && name != WHEELS {
             add(CacheKind::Temporary, path);
-        } else if name.starts_with("wheels-v") {
+        } else if name == WHEELS || name.starts_with("wheels-v") {
             for (name, path) in entries_of(&path) {
-                if path.is_dir() {
+                // A download is a file.
+                if name != LOCK_FOLDER && (path.is_dir() || is_temporary(&name)) {
                     add(if is_temporary(&name) { CacheKind::Temporary } else { CacheKind::Wheels }, path);
                 }
             }
@@ -174,7 +176,12 @@ pub struct Cleaned {
 pub async fn clean(folders: &CacheFolders, options: &CleanOptions, progress: &dyn Progress, cancel: &Cancel) -> Result<Cleaned> {
     let touches_packages = options.kinds.iter().any(|kind| matches!(kind, CacheKind::Packages | CacheKind::Wheels | CacheKind::Temporary));
     let _locks = if touches_packages && !options.dry_run && folders.packages.is_dir() {
-        lock_all(&folders.packages, cancel).await?
+        let mut locks = lock_all(&folders.packages, cancel).await?;
+        let wheels = folders.packages.join(WHEELS);
+        if wheels.is_dir() {
+            locks.extend(lock_all(&wheels, cancel).await?);
+        }
+        locks
     } else {
         Vec::new()
     };
@@ -226,12 +233,18 @@ mod tests {
             std::fs::write(folders.packages.join(name).join("file"), vec![b'x'; 5000]).unwrap();
         }
         std::fs::write(folders.packages.join("b-1-0.lock"), "x").unwrap();
+        for name in ["w-1-abc", ".unpack-XyZ", LOCK_FOLDER] {
+            std::fs::create_dir_all(folders.packages.join(WHEELS).join(name)).unwrap();
+        }
+        std::fs::write(folders.packages.join(WHEELS).join(".download-Q"), "x").unwrap();
         std::fs::create_dir_all(&folders.repodata).unwrap();
         std::fs::write(folders.repodata.join("x.json"), "{}").unwrap();
         std::fs::hard_link(folders.packages.join("a-1-0/file"), root.path().join("environment-file")).unwrap();
         let options = CleanOptions { kinds: vec![CacheKind::Packages], ..CleanOptions::default() };
         let dry = clean(&folders, &CleanOptions { dry_run: true, ..options.clone() }, &Silent, &Cancel::new()).await.unwrap();
-        assert_eq!(dry.removed.len(), 2);
+        let mut kinds: Vec<CacheKind> = dry.removed.iter().map(|item| item.kind).collect();
+        kinds.sort();
+        assert_eq!(kinds, [CacheKind::Packages, CacheKind::Temporary, CacheKind::Temporary, CacheKind::Temporary]);
         assert!(dry.bytes >= 10_000);
         assert!(folders.packages.join("b-1-0").exists());
         clean(&folders, &options, &Silent, &Cancel::new()).await.unwrap();
@@ -240,6 +253,10 @@ mod tests {
             assert!(!folders.packages.join(gone).exists(), "{gone}");
         }
         assert!(folders.repodata.join("x.json").exists());
+        assert!(folders.packages.join(WHEELS).join("w-1-abc").exists() && !folders.packages.join(WHEELS).join(".download-Q").exists());
+        let wheels = CleanOptions { kinds: vec![CacheKind::Wheels], also_in_use: true, dry_run: false };
+        clean(&folders, &wheels, &Silent, &Cancel::new()).await.unwrap();
+        assert!(!folders.packages.join(WHEELS).join("w-1-abc").exists() && folders.packages.join(WHEELS).join(LOCK_FOLDER).exists());
         let everything = CleanOptions { kinds: vec![CacheKind::Packages, CacheKind::Repodata], also_in_use: true, dry_run: false };
         clean(&folders, &everything, &Silent, &Cancel::new()).await.unwrap();
         assert!(!folders.packages.join("a-1-0").exists() && !folders.repodata.join("x.json").exists());

@@ -368,7 +368,7 @@ pub(crate) async fn fetch_both(plan: &Plan, cache: &PackageCache, client: LazyCl
     for _ in 0..5 {
         let wheels = wheel_fetcher.ensure(&wanted).await?;
         if let Some(pypi) = &plan.pypi {
-            wheels::check_usable(pypi, &wheels)?;
+            wheels::check_usable(pypi, plan.subdir, &wheels)?;
         }
         let (packages, mut locks) = fetcher.fetch_all(&records).await?;
         let Some(held) = wheel_fetcher.hold(&wheels).await? else { continue };
@@ -702,12 +702,11 @@ pub(crate) fn compile_noarch(
         .enumerate()
         .filter(|(_, package)| package.index.noarch.is_python())
         .map(|(number, _)| compile::Job { package: number, files: compile::sources(&linked[number], &python.site_packages_path) })
-        .chain(
-            staged
-                .iter()
-                .enumerate()
-                .map(|(number, wheel)| compile::Job { package: packages.len() + number, files: wheel.sources.clone() }),
-        )
+        // In pieces, which are the same for the same wheel: one process would be busy with a large one for long.
+        .chain(staged.iter().enumerate().flat_map(|(number, wheel)| {
+            let pieces = wheel.sources.chunks(256);
+            pieces.map(move |files| compile::Job { package: packages.len() + number, files: files.to_vec() })
+        }))
         .filter(|job| !job.files.is_empty())
         .collect();
     if jobs.is_empty() {
@@ -737,4 +736,4 @@ pub(crate) fn compile_noarch(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -17,17 +17,17 @@ use crate::report::Silent;
 const PLACEHOLDER: &str = "/opt/placeholder_placeholder_placeholder_placeholder_placeholder_placeholder";
 
 /// A package to be made.
-struct Recipe {
+pub(crate) struct Recipe {
     name: &'static str,
     version: &'static str,
     noarch_python: bool,
     depends: Vec<&'static str>,
-    files: Vec<(&'static str, String, u32)>,
+    files: Vec<(String, String, u32)>,
     links: Vec<(&'static str, &'static str)>,
     entry_points: Vec<&'static str>,
 }
 
-fn recipe(name: &'static str) -> Recipe {
+pub(crate) fn recipe(name: &'static str) -> Recipe {
     Recipe {
         name,
         version: "1.0",
@@ -40,12 +40,12 @@ fn recipe(name: &'static str) -> Recipe {
 }
 
 impl Recipe {
-    fn file(mut self, path: &'static str, text: &str) -> Self {
-        self.files.push((path, text.to_owned(), 0o644));
+    pub(crate) fn file(mut self, path: &str, text: &str) -> Self {
+        self.files.push((path.to_owned(), text.to_owned(), 0o644));
         self
     }
-    fn program(mut self, path: &'static str, text: &str) -> Self {
-        self.files.push((path, text.to_owned(), 0o755));
+    pub(crate) fn program(mut self, path: &str, text: &str) -> Self {
+        self.files.push((path.to_owned(), text.to_owned(), 0o755));
         self
     }
     fn link(mut self, path: &'static str, target: &'static str) -> Self {
@@ -58,23 +58,23 @@ impl Recipe {
         self.depends.push("python");
         self
     }
-    fn version(mut self, version: &'static str) -> Self {
+    pub(crate) fn version(mut self, version: &'static str) -> Self {
         self.version = version;
         self
     }
 }
 
 /// A channel folder, a cache and a place for environments, all temporary.
-struct World {
+pub(crate) struct World {
     folder: tempfile::TempDir,
 }
 
 impl World {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         World { folder: tempfile::tempdir().unwrap() }
     }
 
-    fn root(&self) -> PathBuf {
+    pub(crate) fn root(&self) -> PathBuf {
         self.folder.path().canonicalize().unwrap()
     }
 
@@ -83,7 +83,7 @@ impl World {
     }
 
     /// Builds the package and returns its record.
-    fn build(&self, recipe: &Recipe) -> RepoDataRecord {
+    pub(crate) fn build(&self, recipe: &Recipe) -> RepoDataRecord {
         use std::os::unix::fs::PermissionsExt;
         let source = tempfile::tempdir_in(self.root()).unwrap();
         let subdir = if recipe.noarch_python { "noarch" } else { "linux-64" };
@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    fn plan(&self, name: &str, records: &[RepoDataRecord]) -> Plan {
+    pub(crate) fn plan(&self, name: &str, records: &[RepoDataRecord]) -> Plan {
         let mut plan = Plan::new(self.root().join("envs").join(name), Subdir::Linux64, records.to_vec());
         plan.home = Some(self.root().join("home"));
         plan.command = vec!["tare".into(), "create".into()];
@@ -171,7 +171,7 @@ impl World {
         plan
     }
 
-    async fn create(&self, plan: &Plan) -> Result<Installed> {
+    pub(crate) async fn create(&self, plan: &Plan) -> Result<Installed> {
         create_with(plan, &self.cache(), LazyClient::default(), Arc::new(Silent)).await
     }
 
@@ -187,7 +187,7 @@ impl World {
 }
 
 /// Path, kind, mode and contents of everything in a folder, but for the time in the history.
-fn snapshot(folder: &Path) -> Vec<(String, String)> {
+pub(crate) fn snapshot(folder: &Path) -> Vec<(String, String)> {
     use std::os::unix::fs::PermissionsExt;
     fn walk(root: &Path, folder: &Path, found: &mut Vec<(String, String)>) {
         for entry in std::fs::read_dir(folder).unwrap() {
@@ -216,7 +216,7 @@ fn snapshot(folder: &Path) -> Vec<(String, String)> {
     found
 }
 
-fn read(path: impl AsRef<Path>) -> String {
+pub(crate) fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
@@ -515,7 +515,7 @@ async fn link_scripts_run_only_where_allowed_and_in_the_finished_place() {
 }
 
 /// An interpreter on this machine to stand in for the one of the environment.
-fn host_python() -> Option<(PathBuf, String)> {
+pub(crate) fn host_python() -> Option<(PathBuf, String)> {
     let output = std::process::Command::new("python3")
         .args(["-c", "import sys; print(sys.executable); print('%d.%d' % sys.version_info[:2])"])
         .output()

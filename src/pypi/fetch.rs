@@ -110,9 +110,9 @@ impl WheelFetcher<'_> {
         }
         let task = self.progress.start(Phase::Unpack, "checking the cache of wheels", Some(wheels.len() as u64));
         let done = &std::sync::atomic::AtomicU64::new(0);
-        let found: Vec<Option<CachedWheel>> = stream::iter(wheels)
-            .map(|ready| async move {
-                let found = self.look_up(ready).await;
+        let found: Vec<Option<CachedWheel>> = stream::iter(0..wheels.len())
+            .map(|number| async move {
+                let found = self.look_up(&wheels[number]).await;
                 self.progress.advance_to(task, done.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1);
                 found
             })
@@ -134,13 +134,13 @@ impl WheelFetcher<'_> {
         space::require(&root, total, "the wheels to download", "choose another place for the cache: TARE_CACHE_DIR=PATH")?;
         let label = format!("{} {}", missing.len(), if missing.len() == 1 { "wheel" } else { "wheels" });
         let reporter = Arc::new(Downloads::start(self.progress.clone(), &label, missing.len(), total));
-        let fetched = stream::iter(wheels.iter().zip(found))
-            .map(|(ready, found)| {
+        let fetched = stream::iter(found.into_iter().enumerate())
+            .map(|(number, found)| {
                 let reporter = reporter.clone();
                 async move {
                     match found {
                         Some(found) => Ok(found),
-                        None => self.obtain(ready, &reporter).await,
+                        None => self.obtain(&wheels[number], &reporter).await,
                     }
                 }
             })
@@ -251,8 +251,8 @@ impl WheelFetcher<'_> {
             tries += 1;
             let got = self.download(ready, url, size, root, reporter).await?;
             let wrong = match (known, size) {
-                (Some(known), _) if known != got.sha256 => Some((format!("has the SHA-256 {}", got.sha256), known.to_owned())),
                 (_, Some(size)) if size != got.size => Some((format!("has {} bytes", got.size), format!("{size} bytes"))),
+                (Some(known), _) if known != got.sha256 => Some((format!("has the SHA-256 {}", got.sha256), known.to_owned())),
                 _ => None,
             };
             match wrong {
@@ -337,14 +337,15 @@ impl WheelFetcher<'_> {
                 (sink, result)
             });
             let mut body = response.bytes_stream();
-            let mut broken = None;
+            let (mut broken, mut too_long) = (None, false);
             let limit = size.or(announced);
             while let Some(chunk) = body.next().await {
                 match chunk {
                     Ok(chunk) => {
                         arrived += chunk.len() as u64;
                         reporter.on_download_progress(index, arrived, None);
-                        if limit.is_some_and(|limit| arrived > limit) || sender.send(chunk).await.is_err() {
+                        too_long = limit.is_some_and(|limit| arrived > limit);
+                        if too_long || sender.send(chunk).await.is_err() {
                             break;
                         }
                     }
@@ -359,6 +360,11 @@ impl WheelFetcher<'_> {
             let (back, result) = writer.await.map_err(|error| Error::failure("a worker thread stopped unexpectedly").because(error))?;
             sink = back;
             result.map_err(&disk)?;
+            if too_long {
+                // Not what was asked for, whatever the rest of it is.
+                sink.written = announced.unwrap_or(arrived);
+                break;
+            }
             if broken.is_none() && announced.is_some_and(|announced| sink.written < announced) {
                 broken = Some("the connection was closed in the middle".to_owned());
             }

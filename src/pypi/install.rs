@@ -10,9 +10,9 @@ use std::str::FromStr;
 
 use pep508_rs::pep440_rs::VersionSpecifiers;
 use rattler::install::{PythonInfo, python_entry_point_template};
-use rattler_conda_types::PackageName;
 use rattler_conda_types::package::{EntryPoint, PathType, PathsEntry};
 use rattler_conda_types::prefix_record;
+use rattler_conda_types::{PackageName, Subdir};
 use rattler_redaction::strip_url_for_serialization;
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,7 @@ use url::Url;
 
 use super::fetch::CachedWheel;
 use super::record_file;
+use super::tags::{TagInput, Tags, WheelName};
 use super::wheel::{Entry, Scheme, hex32};
 use super::{PypiPlan, PypiRecord, PypiSource, ReadyWheel, Version, WheelFile};
 use crate::error::{Error, Kind, Result};
@@ -87,13 +88,30 @@ fn owner(name: &str) -> PackageName {
     PackageName::new_unchecked(qualified(name))
 }
 
+/// Whether a wheel of that name is for this kind of interpreter and platform. The exact C library is the planner's business, which knows the target; here
+/// the newest is assumed.
+fn suits(file_name: &str, subdir: Subdir, python: &Version) -> bool {
+    let Ok(name) = WheelName::parse(file_name) else { return false };
+    let mut release = python.release().iter().copied();
+    let python = (release.next().unwrap_or(3), release.next().unwrap_or(0));
+    [false, true].into_iter().any(|free_threaded| {
+        let glibc = subdir.is_linux().then_some((2, 99));
+        let macos = subdir.is_osx().then_some((99, 0));
+        Tags::new(TagInput { subdir, python, free_threaded, glibc, macos }).rank(&name).is_some()
+    })
+}
+
 /// Refuses what this environment cannot use, before anything is linked.
-pub(crate) fn check_usable(plan: &PypiPlan, wheels: &[CachedWheel]) -> Result<()> {
+pub(crate) fn check_usable(plan: &PypiPlan, subdir: Subdir, wheels: &[CachedWheel]) -> Result<()> {
     let mut seen: HashSet<&str> = HashSet::new();
     for wheel in wheels {
         let name = wheel.ready.record.name.as_ref();
         if !seen.insert(name) {
             return Err(Error::usage(format!("`{name}` is among the Python packages more than once")));
+        }
+        if !suits(&wheel.about.file_name, subdir, &plan.python) {
+            return Err(Error::new(Kind::Verification, format!("`{name} {}` is not for this environment", wheel.ready.record.version))
+                .because(format!("the wheel `{}` is not one for Python {} on {subdir}", wheel.about.file_name, plan.python)));
         }
         // What cannot be read excludes nothing, as with pip.
         let needed = wheel.about.requires_python.as_deref().and_then(|text| VersionSpecifiers::from_str(text).ok());
@@ -630,10 +648,10 @@ pub(crate) fn finish(stage: &Path, wheels: &[CachedWheel], staged: Vec<StagedWhe
     set_mode(&stage.join(TARE_FOLDER), 0o755)?;
     set_mode(&folder, 0o755)?;
     let jobs: Vec<(&CachedWheel, StagedWheel)> = wheels.iter().zip(staged).collect();
-    jobs.into_par_iter().map(|(wheel, staged)| finish_one(stage, &folder, wheel, staged)).collect()
+    jobs.into_par_iter().map(|(wheel, staged)| finish_one(stage, wheel, staged)).collect()
 }
 
-fn finish_one(stage: &Path, folder: &Path, wheel: &CachedWheel, mut staged: StagedWheel) -> Result<TareRecord> {
+fn finish_one(stage: &Path, wheel: &CachedWheel, mut staged: StagedWheel) -> Result<TareRecord> {
     let record = &wheel.ready.record;
     let info = stage.join(&staged.info);
     let mut write = |name: &str, bytes: &[u8]| -> Result<()> {
@@ -666,7 +684,6 @@ fn finish_one(stage: &Path, folder: &Path, wheel: &CachedWheel, mut staged: Stag
     if record.requires_python.is_none() {
         record.requires_python.clone_from(&wheel.about.requires_python);
     }
-    let name = record.name.clone();
     let made = TareRecord {
         schema_version: SCHEMA,
         record,
@@ -674,11 +691,16 @@ fn finish_one(stage: &Path, folder: &Path, wheel: &CachedWheel, mut staged: Stag
         dist_info: slashes(&staged.info),
         files: staged.files,
     };
-    let mut text =
-        serde_json::to_vec(&made).map_err(|error| Error::failure("cannot write the record of a Python package").because(error))?;
-    text.push(b'\n');
-    replace(&folder.join(format!("{name}.json")), &text)?;
+    write_record(stage, &made)?;
     Ok(made)
+}
+
+/// Writes tare's record of a distribution, whose folder is there.
+pub(crate) fn write_record(stage: &Path, record: &TareRecord) -> Result<()> {
+    let mut text =
+        serde_json::to_vec(record).map_err(|error| Error::failure("cannot write the record of a Python package").because(error))?;
+    text.push(b'\n');
+    replace(&records_folder(stage).join(format!("{}.json", record.record.name)), &text)
 }
 
 impl TareRecord {
@@ -698,14 +720,10 @@ impl TareRecord {
         ReadyWheel { record, wheel }
     }
 
-    /// Whether the wheel can be installed for `python` (of the full version `version`) too: pure ones can, as far as they want that version.
-    pub(crate) fn fits(&self, python: &PythonInfo, version: Option<&Version>) -> bool {
+    /// Whether the wheel can be installed for another interpreter too: one of the full version `version` on `subdir`.
+    pub(crate) fn fits(&self, subdir: Subdir, version: &Version) -> bool {
         let needed = self.record.requires_python.as_deref().and_then(|text| VersionSpecifiers::from_str(text).ok());
-        let wanted = version.is_none_or(|version| needed.is_none_or(|needed| needed.contains(version)));
-        let tag = format!("py{}", python.short_version.0);
-        let mut parts = self.wheel.file_name.trim_end_matches(".whl").rsplit('-');
-        let (platform, abi, tags) = (parts.next(), parts.next(), parts.next().unwrap_or_default());
-        wanted && platform == Some("any") && abi == Some("none") && tags.split('.').any(|found| found == tag)
+        needed.is_none_or(|needed| needed.contains(version)) && suits(&self.wheel.file_name, subdir, version)
     }
 
     /// Digest of what is installed: name, version and hash of the wheel.

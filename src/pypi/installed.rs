@@ -11,9 +11,10 @@ use pep508_rs::{MarkerEnvironment, MarkerEnvironmentBuilder, Requirement};
 use sha2::{Digest, Sha256};
 use url::Url;
 
-use super::install::{INSTALLER, TareRecord, records_folder};
+use super::install::{INSTALLER, TareRecord, records_folder, replace, write_record};
 use super::record_file::{self, Line};
 use super::{PypiPlan, PypiSource, ReadyWheel, Version, WheelFile, wheel};
+use crate::error::{Error, Result};
 use crate::prefix::{Prefix, normalize};
 
 /// A Python package as it is in an environment.
@@ -103,6 +104,62 @@ fn owned(root: &Path, info: &Path, record: &str) -> Option<Vec<PathBuf>> {
     files.sort();
     files.dedup();
     Some(files)
+}
+
+/// Makes the lists of a copied package true again: copying replaces the path of the environment in its text files (scripts, for example), and what
+/// Python compiled from such a file is left out. `stage`: the copy.
+///
+/// # Errors
+/// The lists cannot be written.
+pub(crate) fn relist(stage: &Path, installed: &Installed) -> Result<Option<TareRecord>> {
+    let record = stage.join(&installed.info).join("RECORD");
+    let Some(lines) = std::fs::read_to_string(&record).ok().and_then(|text| record_file::parse(&text).ok()) else { return Ok(None) };
+    let Some(site) = installed.info.parent() else { return Ok(None) };
+    let mut tare = installed.tare.clone();
+    let mut text = String::new();
+    let mut changed = false;
+    for line in &lines {
+        let path = record_file::inside(site, &line.path);
+        let full = path.as_ref().map(|path| stage.join(path));
+        let kept = match (&full, line.sha256()) {
+            (Some(full), Some(sha256)) if full.is_file() => {
+                let found =
+                    rattler_digest::compute_file_digest::<rattler_digest::Sha256>(full).map_err(|error| Error::io("read", full, &error))?;
+                if found[..] == sha256[..] { None } else { Some((found, std::fs::metadata(full).map_or(0, |metadata| metadata.len()))) }
+            }
+            _ => None,
+        };
+        match kept {
+            Some((found, size)) => {
+                changed = true;
+                text += &record_file::row(&line.path, Some((&found[..], size)));
+                let listed =
+                    tare.as_mut().zip(path).and_then(|(tare, path)| tare.files.iter_mut().find(|file| Path::new(&file.path) == path));
+                if let (Some(listed), Ok(sha256)) = (listed, found[..].try_into()) {
+                    (listed.sha256, listed.size) = (sha256, size);
+                }
+            }
+            None => {
+                let hash = line.hash.as_ref().filter(|hash| hash.algorithm == "sha256").zip(line.size);
+                text += &match (hash, &line.hash) {
+                    (Some((hash, size)), _) => record_file::row(&line.path, Some((&hash.digest, size))),
+                    (None, None) => record_file::row(&line.path, None),
+                    // As it was written.
+                    (None, Some(_)) => return Ok(tare),
+                };
+            }
+        }
+    }
+    if changed {
+        replace(&record, text.as_bytes())?;
+    }
+    if let Some(tare) = &mut tare {
+        if changed && let Some(own) = tare.files.iter_mut().find(|file| Path::new(&file.path) == installed.info.join("RECORD")) {
+            (own.sha256, own.size) = (Sha256::digest(&text).into(), text.len() as u64);
+        }
+        write_record(stage, tare)?;
+    }
+    Ok(tare)
 }
 
 /// What tare installed and what is still there, for locks and exports: URL, hash and files of each.

@@ -20,6 +20,10 @@ pub(crate) mod install;
 pub mod installed;
 /// `RECORD` files.
 pub(crate) mod record_file;
+#[cfg(test)]
+pub(crate) mod test_wheel;
+#[cfg(test)]
+mod tests;
 /// Reading, checking and unpacking wheels.
 pub(crate) mod wheel;
 

@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256, Sha384, Sha512};
 use zip::ZipArchive;
 
 use super::record_file::{self, Hash};
+use super::tags::WheelName;
 use super::{Name, Version};
 use crate::error::Error;
 use crate::install::{Cancel, hex_text, set_mode};
@@ -205,13 +206,9 @@ const OWN: [&str; 6] = ["RECORD", "RECORD.jws", "RECORD.p7s", "INSTALLER", "REQU
 const UNLISTED: [&str; 3] = ["RECORD", "RECORD.jws", "RECORD.p7s"];
 
 /// The name and version that a wheel file is named after; `None` for other names.
-fn named(file_name: &str) -> Option<(&str, Version)> {
-    let stem = file_name.strip_suffix(".whl")?;
-    let parts: Vec<&str> = stem.split('-').collect();
-    if !matches!(parts.len(), 5 | 6) || parts.iter().any(|part| part.is_empty()) {
-        return None;
-    }
-    Some((parts[0], Version::from_str(&parts[1].replace('_', "-")).ok()?))
+fn named(file_name: &str) -> Option<(String, Version)> {
+    let parsed = WheelName::parse(file_name).ok()?;
+    Some((parsed.name, Version::from_str(&parsed.version.replace('_', "-")).ok()?))
 }
 
 /// Why a path in the archive must not be used.
@@ -405,7 +402,7 @@ pub(super) fn unpack(
     let length = file.metadata().map_err(|error| format!("it cannot be looked at: {error}"))?.len();
     match named(file_name) {
         None => return Err("its name is not that of a wheel (NAME-VERSION-PYTHON-ABI-PLATFORM.whl)".into()),
-        Some((found, _)) if crate::prefix::normalize(found) != name.as_ref() => {
+        Some((found, _)) if crate::prefix::normalize(&found) != name.as_ref() => {
             return Err(format!("its name says `{found}`, and `{name}` was asked for").into());
         }
         Some((_, found)) if found != *version => {

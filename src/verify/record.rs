@@ -7,10 +7,13 @@ use std::sync::atomic::Ordering;
 
 use pep508_rs::{MarkerTree, Requirement, VersionOrUrl};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use sha2::{Digest, Sha256};
 use url::Url;
 
 use super::{Counts, Fault, Finding, finding, hash_file};
 use crate::prefix::{self, Distribution};
+use crate::pypi::install::INSTALLER;
+use crate::pypi::installed::tare_record;
 use crate::pypi::record_file::{Line, inside, parse};
 
 /// Checks the files of a distribution and adds them to `owned`.
@@ -89,6 +92,37 @@ pub(super) fn check(root: &Path, distribution: &Distribution, owned: &mut HashSe
         })
         .collect();
     found.extend(files.iter().filter_map(|(relative, _)| mode(root, relative, name)));
+    found.extend(noted(root, distribution, &text, &files));
+    found
+}
+
+/// The list of a distribution against what tare noted when it installed it.
+fn noted(root: &Path, distribution: &Distribution, record: &str, files: &[(PathBuf, &Line)]) -> Vec<Finding> {
+    let name = distribution.name.as_str();
+    let path = distribution.path.join("RECORD");
+    let installer = std::fs::read_to_string(root.join(&distribution.path).join("INSTALLER")).unwrap_or_default();
+    if installer.trim() != INSTALLER {
+        return Vec::new();
+    }
+    let Some(tare) = tare_record(root, name).filter(|tare| Path::new(&tare.dist_info) == distribution.path) else { return Vec::new() };
+    let sha256: [u8; 32] = Sha256::digest(record).into();
+    let own = tare.files.iter().find(|file| Path::new(&file.path) == path);
+    if own.is_none_or(|own| own.sha256 == sha256) {
+        return Vec::new();
+    }
+    // Which lines are lies is told by the notes.
+    let listed: HashMap<&Path, Option<[u8; 32]>> = files.iter().map(|(path, line)| (path.as_path(), line.sha256())).collect();
+    let mut found = vec![Finding { detail: Some("it is not the list that tare wrote".to_owned()), ..finding(Fault::Changed, &path, name) }];
+    for file in &tare.files {
+        let at = Path::new(&file.path);
+        let agreed = listed.get(at).is_some_and(|hash| *hash == Some(file.sha256));
+        if at == path || agreed || at.extension().is_some_and(|extension| extension == "pyc") {
+            continue;
+        }
+        if !hash_file(&root.join(at)).is_ok_and(|(sha256, _)| sha256 == file.sha256) {
+            found.push(Finding { detail: Some("its content is not what tare installed".to_owned()), ..finding(Fault::Changed, at, name) });
+        }
+    }
     found
 }
 

@@ -17,3 +17,4 @@ mod lock;
 mod malformed;
 mod pip;
 mod reference;
+mod wheels;

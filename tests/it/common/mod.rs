@@ -4,6 +4,8 @@
 pub mod channel;
 #[path = "../../../src/channel/test_server.rs"]
 pub mod server;
+#[path = "../../../src/pypi/test_wheel.rs"]
+pub mod wheel;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
