@@ -152,7 +152,7 @@ pub fn prepare_fetched(fetched: &[Fetched], inputs: &Inputs, settings: &Settings
     if pip.is_some() && spec.explicit.is_none() && !spec.dependencies.iter().any(is_pip) {
         progress.warn(
             "`pip` is added to the dependencies: the `pip:` section needs it",
-            &["name it yourself, before the section: `- pip`".to_owned()],
+            &["name it yourself, before the section: `- pip`".to_owned(), "to leave the section out: --no-pip".to_owned()],
         );
         spec.dependencies.push(Dependency::Match { spec: spec::parse_match_spec("pip", None)?, text: "pip".to_owned(), place: None });
     }

@@ -709,7 +709,8 @@ pub async fn remove(names: &[String], prune: bool, options: &Options, settings: 
         let verb = if options.dry_run { "would be" } else { "are" };
         progress.warn(&format!("{verb} removed too, because they need what is removed: {}", apply::quoted_list(&needing)), &[]);
     }
-    if let Some(installed) = open.python.iter().find(|installed| gone_python.contains(&installed.name) && installed.files.is_none()) {
+    let unlisted = open.python.iter().find(|installed| gone_python.contains(&installed.name) && installed.files.is_none());
+    if let Some(installed) = unlisted {
         return Err(Error::failure(format!("it is not known which files are those of `{}`", installed.name))
             .because(format!("`{}` has no `RECORD` that can be read", installed.info.display()))
             .hint(format!("leave it to the tool that installed it: tare run python -m pip uninstall {}", installed.name)));

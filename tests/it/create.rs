@@ -271,7 +271,7 @@ fn a_pip_section_is_never_ignored_silently() {
     let env = TestEnv::new();
     let channel = small_channel(&env);
     env.write("environment.yml", environment_yml(&channel, "dependencies:\n  - app\n  - pip:\n      - requests\n"));
-    env.tare(&["create", "-f", "environment.yml"]).expect_code(1).stderr_has("--no-pip").stderr_has("environment.yml:8");
+    env.tare(&["create", "-f", "environment.yml"]).expect_code(3).stderr_has("--no-pip").stderr_has("no package `pip`");
     assert!(!env.envs().join("demo").exists());
     env.tare(&["create", "-f", "environment.yml", "--no-pip"]).ok().stderr_has("pip");
     env.write("empty.yml", environment_yml(&channel, "dependencies:\n  - app\n  - pip: []\n"));
