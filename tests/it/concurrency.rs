@@ -116,7 +116,9 @@ fn ctrl_c_leaves_nothing_behind() {
             assert_eq!(count_files(&env.envs().join("x")), FILES);
         } else if ran.code == 130 {
             interrupted += 1;
-            assert!(left.iter().all(|name| name == ".x.lock"), "round {round}: {left:?}");
+            // A signal between the last look at the switch and the rename comes too late: then the environment is whole.
+            assert!(left.iter().all(|name| name == ".x.lock" || name == "x"), "round {round}: {left:?}");
+            assert!(!left.contains(&"x".to_owned()) || count_files(&env.envs().join("x")) == FILES, "round {round}: {left:?}");
         } else {
             // Before the handler is in place the signal itself ends the process.
             assert_eq!(ran.code, 1002, "{}", ran.stderr);
