@@ -96,7 +96,12 @@ pub(super) fn quoted(text: &str) -> String {
 
 pub(super) fn summary(installed: &Installed, elapsed: std::time::Duration) -> String {
     let mut text = format!("created `{}`: {}", installed.prefix.display(), count(installed.linked, "package"));
-    let modes: Vec<String> = installed.link_modes.iter().map(|(_, mode)| mode.to_string()).collect();
+    if installed.python_packages > 0 {
+        text.push_str(&format!(" and {}", count(installed.python_packages, "Python package")));
+    }
+    // One entry a cache folder; what they have in common is told once.
+    let modes: std::collections::BTreeSet<String> = installed.link_modes.iter().map(|(_, mode)| mode.to_string()).collect();
+    let modes: Vec<String> = modes.into_iter().collect();
     if !modes.is_empty() {
         text.push_str(&format!(" by {}", modes.join(" and ")));
     }
