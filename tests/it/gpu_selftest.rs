@@ -77,3 +77,105 @@ fn a_simulated_card_needs_no_driver() {
     }
     env.tare(&["gpu", "selftest", "--budget", "soon"]).expect_code(2);
 }
+
+/// Numbers that look random, the same in every run.
+fn number(seed: &mut u64) -> u64 {
+    *seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut z = *seed;
+    z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ z >> 31
+}
+
+/// Forty faults and more for cards of 32 MiB: fake CUDA, fake NVML, verdict, cause.
+fn planted() -> Vec<(String, String, &'static str, &'static str)> {
+    let mut seed = 0xFA57;
+    let mut list = Vec::new();
+    let cuda = |fault: String, cause| (fault, String::new(), "fail", cause);
+    let nvml = |fault: &str, cause| (String::new(), fault.to_owned(), "fail", cause);
+    // Past the granules of the context and of the test's own words, before the reserve.
+    let place = |seed: &mut u64| (6 << 20) + number(seed) % (18 << 20);
+    for _ in 0..10 {
+        let (at, bit, launch) = (place(&mut seed), 1 << (number(&mut seed) % 8), number(&mut seed) % 200);
+        let value = if number(&mut seed).is_multiple_of(2) { bit } else { 0 };
+        list.push(cuda(format!("stuck={at:#x}:{bit:#x}:{value:#x}@{launch}"), "stuck-bit"));
+    }
+    for _ in 0..6 {
+        // A flip before the word is written again is not seen: nine of them, spread over the run.
+        let flips: Vec<String> = (0..9)
+            .map(|part| {
+                let launch = 130 + 47 * part + number(&mut seed) % 40;
+                format!("flip={:#x}:{:#x}@{launch}", place(&mut seed), 1 << (number(&mut seed) % 8))
+            })
+            .collect();
+        list.push(cuda(flips.join(","), "flipped-bit"));
+    }
+    for _ in 0..6 {
+        let from = place(&mut seed) & !0xFFFF;
+        let to = (6 << 20) + ((from - (6 << 20)) + (1 << 20) + number(&mut seed) % (12 << 20)) % (18 << 20) & !0xFFFF;
+        list.push(cuda(format!("alias={from:#x}:{to:#x}:{:#x}", 4096 << (number(&mut seed) % 4)), "aliased-addresses"));
+    }
+    for (function, code) in [
+        ("cuLaunchKernel", 719),
+        ("cuLaunchKernel", 4_000_000_001u64),
+        ("cuEventQuery", 700),
+        ("cuMemcpyDtoH", 214),
+        ("cuMemAlloc", 999),
+        ("cuEventRecord", 54_321),
+        ("cuModuleLoadData", 218),
+        ("cuMemFree", 719),
+    ] {
+        let nth = if function.contains("Module") { 1 } else { 1 + number(&mut seed) % 3 };
+        list.push(cuda(format!("fail={function}:{code}@{nth}"), "driver-error"));
+    }
+    list.push(cuda("late=2".into(), "late-events"));
+    list.push(cuda("skip=tare_verify".into(), "kernels"));
+    list.push(cuda("skip=tare_verify_write".into(), "kernels"));
+    list.push(cuda(format!("leak=4MiB@{}", 80 + number(&mut seed) % 100), "leak"));
+    for fault in ["ecc=volatile.corrected:3@40", "ecc=aggregate.uncorrected:1@90"] {
+        list.push(nvml(fault, "ecc-errors"));
+    }
+    list.push(nvml("remap=1:0:0:0@60", "rows-remapped"));
+    list.push(nvml("remap=0:0:1:0", "rows-remapped"));
+    for xid in [48, 63, 94] {
+        list.push(nvml(&format!("xid={xid}@70"), "xid"));
+    }
+    list.push(("oom=8MiB".into(), String::new(), "not-tested", "out-of-memory"));
+    list.push((String::new(), "process=4000000:4MiB".into(), "not-tested", "busy"));
+    list.push(("init=100".into(), String::new(), "not-tested", ""));
+    list.push(("version=11040".into(), String::new(), "not-tested", ""));
+    list.push(("no-vmm".into(), String::new(), "pass", ""));
+    list
+}
+
+#[test]
+#[ignore = "two minutes: run it with `cargo test --test it -- --ignored selftest_at_length`"]
+fn selftest_at_length_forty_faults_and_two_hundred_sound_runs() {
+    let list = planted();
+    assert!(list.len() >= 40, "{}", list.len());
+    let mut wrong = Vec::new();
+    for (cuda, nvml, status, cause) in &list {
+        let (code, document) = selftest(&fake("32MiB", cuda, nvml), &["--require-gpu"]);
+        let right = match *status {
+            "fail" => 6,
+            "pass" => 0,
+            _ => 8,
+        };
+        if (code, verdict(&document)) != (right, (status, cause)) {
+            wrong.push(format!(
+                "{cuda} {nvml}: {code} {:?}, not {status} {cause}: {:#}",
+                verdict(&document),
+                document["devices"][0]["findings"]
+            ));
+        }
+    }
+    for run in 0..200 {
+        let env = fake(&format!("{}MiB", [16, 24, 32, 40][run % 4]), "", "");
+        let segments = [&[][..], &["--native"], &["--expandable"]][run % 3];
+        let (code, document) = selftest(&env, &[segments, &["--require-gpu", "--seed", &run.to_string()]].concat());
+        if code != 0 {
+            wrong.push(format!("sound run {run}: {code} {:?} {}", verdict(&document), document["devices"][0]["summary"]));
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong\n{}", wrong.len(), wrong.join("\n"));
+}
