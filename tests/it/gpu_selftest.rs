@@ -82,9 +82,9 @@ fn a_simulated_card_needs_no_driver() {
 fn number(seed: &mut u64) -> u64 {
     *seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut z = *seed;
-    z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ z >> 31
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
 }
 
 /// Forty faults and more for cards of 32 MiB: fake CUDA, fake NVML, verdict, cause.
@@ -112,7 +112,8 @@ fn planted() -> Vec<(String, String, &'static str, &'static str)> {
     }
     for _ in 0..6 {
         let from = place(&mut seed) & !0xFFFF;
-        let to = (6 << 20) + ((from - (6 << 20)) + (1 << 20) + number(&mut seed) % (12 << 20)) % (18 << 20) & !0xFFFF;
+        let beside = ((from - (6 << 20)) + (1 << 20) + number(&mut seed) % (12 << 20)) % (18 << 20);
+        let to = (6 << 20) + (beside & !0xFFFF);
         list.push(cuda(format!("alias={from:#x}:{to:#x}:{:#x}", 4096 << (number(&mut seed) % 4)), "aliased-addresses"));
     }
     for (function, code) in [
