@@ -15,6 +15,7 @@ mod export;
 mod faults;
 mod gpu;
 mod gpu_driver;
+mod gpu_selftest;
 mod host;
 mod hostile;
 mod interop;

@@ -39,7 +39,7 @@ use rig::{CONTROL_BYTES, Rig, Stop};
 pub use selftest::selftest;
 use session::{Session, median, not_tested, step_mut};
 
-use super::alloc::{AllocConfig, CachingAllocator, Policy};
+use super::alloc::{AllocConfig, CachingAllocator, Policy, sizes};
 use super::driver::{Driver, DriverError, code};
 use super::human;
 use super::kernels::Kernels;
@@ -392,7 +392,8 @@ impl<K: Kernels> Bench<'_, K> {
         };
         step_mut(self.out, "allocator", ALLOCATOR).passes += 1;
         let words: u64 = taken.blocks.iter().map(|block| block.payload().words).sum();
-        let enough = (free.saturating_sub(reserve) as f64 * ENOUGH) as u64;
+        // What is less than the smallest segment cannot be taken.
+        let enough = (free.saturating_sub(reserve).saturating_sub(sizes::SMALL_BUFFER) as f64 * ENOUGH) as u64;
         let shortfall = (8 * words < enough || words == 0).then(|| {
             let refused = taken.refused.map_or_else(String::new, |error| format!(": {error} while the driver reported more as free"));
             format!("only {} of {} free memory could be taken{refused}", human(8 * words), human(free.saturating_sub(reserve)))
