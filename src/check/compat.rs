@@ -22,40 +22,6 @@ pub fn major_minor(text: &str) -> Option<(u64, u64)> {
     Some((*numbers.first()?, numbers.get(1).copied().unwrap_or(0)))
 }
 
-/// The oldest driver for any toolkit of a major version (NVIDIA, "CUDA minor version compatibility").
-const OLDEST_DRIVER: &[(u64, &str)] = &[(11, "450.80.02"), (12, "525.60.13"), (13, "580.65.06")];
-
-/// The driver that each toolkit comes with: its normal minimum (NVIDIA's release notes; 13.2 and later are not known here).
-const BUNDLED_DRIVER: &[((u64, u64), &str)] = &[
-    ((11, 3), "465.19.01"),
-    ((11, 4), "470.82.01"),
-    ((11, 5), "495.29.05"),
-    ((11, 6), "510.47.03"),
-    ((11, 7), "515.65.01"),
-    ((11, 8), "520.61.05"),
-    ((12, 0), "525.60.13"),
-    ((12, 1), "530.30.02"),
-    ((12, 2), "535.54.03"),
-    ((12, 3), "545.23.06"),
-    ((12, 4), "550.54.14"),
-    ((12, 5), "555.42.02"),
-    ((12, 6), "560.28.03"),
-    ((12, 8), "570.26"),
-    ((12, 9), "575.51.03"),
-    ((13, 0), "580.65.06"),
-    ((13, 1), "590.44.01"),
-];
-
-/// The driver that a toolkit comes with, where it is known.
-pub fn bundled_driver(cuda: (u64, u64)) -> Option<&'static str> {
-    BUNDLED_DRIVER.iter().find(|(version, _)| *version == cuda).map(|(_, driver)| *driver)
-}
-
-/// The oldest driver that runs programs of a toolkit's major version, where it is known.
-pub fn oldest_driver(major: u64) -> Option<&'static str> {
-    OLDEST_DRIVER.iter().find(|(version, _)| *version == major).map(|(_, driver)| *driver)
-}
-
 /// How a driver and a toolkit go together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -134,6 +100,7 @@ pub fn capability_text(device: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::solve::preflight;
 
     #[test]
     fn a_driver_runs_toolkits_of_its_own_major_version_and_older() {
@@ -146,9 +113,9 @@ mod tests {
         ] {
             assert_eq!(driver_fit(driver, toolkit), expected, "{driver:?} {toolkit:?}");
         }
-        assert_eq!(oldest_driver(13), Some("580.65.06"));
-        assert_eq!(bundled_driver((12, 6)), Some("560.28.03"));
-        assert_eq!(bundled_driver((13, 5)), None);
+        assert_eq!(preflight::floor(13), Some("580.65.06"));
+        assert_eq!(preflight::bundled((12, 6)), Some("560.28.03"));
+        assert_eq!(preflight::bundled((13, 5)), None);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use super::torch::{self, Build, Component, Torch};
 use super::{Kind, Level, MemoryOutcome, Options, Subject, programs};
 use crate::prefix::Environment;
 use crate::report::{Progress, Silent};
+use crate::solve::preflight;
 use crate::verify::{self, Fault};
 
 /// What a step came to.
@@ -958,13 +959,13 @@ fn driver(state: &mut State<'_>) -> Outcome {
         DriverFit::Minor => {
             Outcome::pass(format!("{named} runs CUDA {}.{} by minor-version compatibility", runtime.0, runtime.1)).remark(format!(
                 "code that is compiled at run time (`torch.compile`, PTX) may need a newer driver{}",
-                compat::bundled_driver(runtime)
+                preflight::bundled(runtime)
                     .map(|driver| format!(": CUDA {}.{} came with {driver}", runtime.0, runtime.1))
                     .unwrap_or_default()
             ))
         }
         DriverFit::TooOld => {
-            let oldest = compat::oldest_driver(runtime.0);
+            let oldest = preflight::floor(runtime.0);
             let mut outcome = Outcome::fail(format!("{named} is too old for CUDA {}", runtime.0));
             if let Some(oldest) = oldest {
                 outcome = outcome
@@ -989,7 +990,7 @@ fn driver(state: &mut State<'_>) -> Outcome {
         }
     };
     // A driver by its number that is older than the oldest for this major version runs nothing, whatever its libraries say (a forward-compatibility package).
-    if let (Some(version), Some(oldest)) = (&machine.driver.version, compat::oldest_driver(runtime.0))
+    if let (Some(version), Some(oldest)) = (&machine.driver.version, preflight::floor(runtime.0))
         && outcome.verdict == Verdict::Pass
         && numbers(version) < numbers(oldest)
     {
