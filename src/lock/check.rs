@@ -721,39 +721,13 @@ fn evaluate(platform: &LockedPlatform, marker: &pep508_rs::MarkerTree, extras: &
     let Some(python) = platform.conda.iter().find(|record| record.package_record.name.as_normalized() == "python") else {
         return true;
     };
-    let full = python.package_record.version.to_string();
-    let short = full.splitn(3, '.').take(2).collect::<Vec<_>>().join(".");
-    let subdir = platform.subdir;
-    let (os_name, sys_platform, platform_system) = if subdir.is_windows() {
-        ("nt", "win32", "Windows")
-    } else if subdir.is_osx() {
-        ("posix", "darwin", "Darwin")
-    } else {
-        ("posix", "linux", "Linux")
-    };
-    let machine = match subdir {
-        Subdir::Linux64 | Subdir::Osx64 => "x86_64",
-        Subdir::Win64 => "AMD64",
-        Subdir::LinuxAarch64 => "aarch64",
-        Subdir::OsxArm64 => "arm64",
-        Subdir::WinArm64 => "ARM64",
-        Subdir::LinuxPpc64le => "ppc64le",
-        _ => return true,
-    };
-    let built = pep508_rs::MarkerEnvironment::try_from(pep508_rs::MarkerEnvironmentBuilder {
-        implementation_name: "cpython",
-        implementation_version: &full,
-        os_name,
-        platform_machine: machine,
-        platform_python_implementation: "CPython",
-        platform_release: "",
-        platform_system,
-        platform_version: "",
-        python_full_version: &full,
-        python_version: &short,
-        sys_platform,
-    });
-    built.map_or(true, |environment| marker.evaluate(&environment, extras))
+    let known = matches!(
+        platform.subdir,
+        Subdir::Linux64 | Subdir::Osx64 | Subdir::Win64 | Subdir::LinuxAarch64 | Subdir::OsxArm64 | Subdir::WinArm64 | Subdir::LinuxPpc64le
+    );
+    let version = python.package_record.version.to_string().parse().ok().filter(|_| known);
+    let environment = version.and_then(|version| crate::pypi::markers(&version, platform.subdir).ok());
+    environment.is_none_or(|environment| marker.evaluate(&environment, extras))
 }
 
 #[cfg(test)]

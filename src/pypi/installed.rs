@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use pep508_rs::{MarkerEnvironment, MarkerEnvironmentBuilder, Requirement};
+use pep508_rs::{MarkerEnvironment, Requirement};
+use rattler_conda_types::Subdir;
 use sha2::{Digest, Sha256};
 use url::Url;
 
@@ -270,37 +271,10 @@ fn is_same(installed: &Installed, ready: &ReadyWheel) -> bool {
     }
 }
 
-/// Marker environment of the environment at `version` of CPython on Linux; `None` if the version is odd.
+/// Marker environment of the environment at `version` of CPython on this machine; `None` if the version is odd.
 fn markers(version: &str) -> Option<MarkerEnvironment> {
-    let parsed = Version::from_str(version).ok()?;
-    let release = parsed.release();
-    let short = format!("{}.{}", release.first()?, release.get(1)?);
-    MarkerEnvironment::try_from(MarkerEnvironmentBuilder {
-        implementation_name: "cpython",
-        implementation_version: version,
-        os_name: if cfg!(windows) { "nt" } else { "posix" },
-        platform_machine: std::env::consts::ARCH,
-        platform_python_implementation: "CPython",
-        platform_release: "",
-        platform_system: if cfg!(target_os = "macos") {
-            "Darwin"
-        } else if cfg!(windows) {
-            "Windows"
-        } else {
-            "Linux"
-        },
-        platform_version: "",
-        python_full_version: version,
-        python_version: &short,
-        sys_platform: if cfg!(target_os = "macos") {
-            "darwin"
-        } else if cfg!(windows) {
-            "win32"
-        } else {
-            "linux"
-        },
-    })
-    .ok()
+    let version = Version::from_str(version).ok().filter(|version| version.release().len() > 1)?;
+    super::markers(&version, Subdir::current()?).ok()
 }
 
 /// The distributions that `installed` needs without any extra, normalized. `python`: full version of the interpreter.

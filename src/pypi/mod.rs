@@ -30,7 +30,7 @@ use std::path::PathBuf;
 
 pub(crate) use build::FOLDER as BUILT_FOLDER;
 pub use build::wheel_metadata;
-pub use engine::{EngineChoice, Found, PypiResolver, Query};
+pub use engine::{EngineChoice, Found, PypiResolver, Query, markers};
 pub use install::{InstalledFile, TareRecord, WheelFacts};
 pub use provided::{CoreMetadata, Provided, provided};
 pub use resolve::{Context, Resolution, Workshop, check_record, trust_configured_indexes};
