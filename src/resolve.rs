@@ -253,6 +253,30 @@ pub struct PipOptions {
     pub cancel: crate::install::Cancel,
 }
 
+/// What resolves and builds the pip half of `prepared`, whose conda half is `records`.
+///
+/// # Errors
+/// The conda half has no Python.
+pub(crate) fn workshop<'a>(
+    prepared: &'a Prepared,
+    records: &'a [RepoDataRecord],
+    settings: &Settings,
+    session: &'a Session,
+    progress: Arc<dyn Progress>,
+    cancel: crate::install::Cancel,
+) -> Result<Workshop<'a>> {
+    Workshop::new(crate::pypi::Context {
+        records,
+        target: &prepared.target,
+        session,
+        concurrency: settings.concurrency.value,
+        choice: prepared.pip_resolver,
+        exclude_newer: prepared.exclude_newer,
+        progress,
+        cancel,
+    })
+}
+
 /// Resolves the `pip:` section together with the conda half, and builds what has no wheel. `None` without a section.
 ///
 /// # Errors
@@ -269,16 +293,7 @@ pub async fn pip_half(
     let mut section = section.clone();
     section.complete(session).await?;
     section.hold(&options.held);
-    let mut workshop = Workshop::new(crate::pypi::Context {
-        records,
-        target: &prepared.target,
-        session,
-        concurrency: settings.concurrency.value,
-        choice: prepared.pip_resolver,
-        exclude_newer: prepared.exclude_newer,
-        progress,
-        cancel: options.cancel.clone(),
-    })?;
+    let mut workshop = workshop(prepared, records, settings, session, progress, options.cancel.clone())?;
     if !options.dry_run {
         return workshop.plan(&section, options.clobber).await.map(Some);
     }

@@ -16,7 +16,7 @@ use crate::config::Settings;
 use crate::error::{Error, Kind, Result};
 use crate::install::Cancel;
 use crate::platform::{self, GpuIntent, Provenance as Origin, VirtualPackage};
-use crate::pypi::{self, PypiSource, Workshop};
+use crate::pypi::{self, PypiSource};
 use crate::report::{Progress, Silent};
 use crate::resolve::{self, Inputs, Prepared, Resolved};
 use crate::solve::Favor;
@@ -166,16 +166,7 @@ async fn pypi_half(
         let held: Vec<_> = old.filter(|old| !free.contains(&old.name)).filter_map(held).collect();
         section.hold(&held);
     }
-    let mut workshop = Workshop::new(pypi::Context {
-        records: &resolved.records,
-        target: &prepared.target,
-        session,
-        concurrency: settings.concurrency.value,
-        choice: prepared.pip_resolver,
-        exclude_newer: prepared.exclude_newer,
-        progress,
-        cancel: Cancel::new(),
-    })?;
+    let mut workshop = resolve::workshop(prepared, &resolved.records, settings, session, progress, Cancel::new())?;
     let solution = workshop.resolve(&section).await?;
     let mut indexes: Vec<String> = section.options.index_url.iter().chain(&section.options.extra_index_urls).cloned().collect();
     for record in &solution.records {
