@@ -56,6 +56,20 @@ pub struct PlanRow {
     pub size: Option<u64>,
 }
 
+impl PlanRow {
+    fn new(sign: char, name: &str) -> Self {
+        PlanRow { sign, name: name.to_owned(), old: None, new: None, channel: None, size: None }
+    }
+
+    /// What the package becomes.
+    fn becomes(&mut self, new: Option<(String, String)>, channel: String, size: Option<u64>) {
+        if self.old.is_some() {
+            self.sign = '~';
+        }
+        (self.new, self.channel, self.size) = (new, Some(channel), size);
+    }
+}
+
 /// Whether two records are the same package, so that its files can stay.
 fn same_package(a: &PackageRecord, b: &PackageRecord) -> bool {
     if a.name != b.name || a.version != b.version || a.build != b.build || a.subdir != b.subdir {
@@ -217,52 +231,26 @@ impl ChangePlan {
         for known in &self.unlink {
             let record = &known.record.repodata_record.package_record;
             let name = record.name.as_normalized();
-            let row = PlanRow { sign: '-', name: name.to_owned(), old: version(record), new: None, channel: None, size: None };
-            rows.insert(name, row);
+            rows.insert(name, PlanRow { old: version(record), ..PlanRow::new('-', name) });
         }
         for record in &self.link {
             let package = &record.package_record;
             let name = package.name.as_normalized();
-            let row = rows.entry(name).or_insert_with(|| PlanRow {
-                sign: '+',
-                name: name.to_owned(),
-                old: None,
-                new: None,
-                channel: None,
-                size: None,
-            });
-            if row.old.is_some() {
-                row.sign = '~';
-            }
-            row.new = version(package);
-            row.channel = Some(crate::install::channel_name(record));
-            row.size = package.size;
+            let row = rows.entry(name).or_insert_with(|| PlanRow::new('+', name));
+            row.becomes(version(package), crate::install::channel_name(record), package.size);
         }
         let build = |version: &dyn std::fmt::Display| Some((version.to_string(), "pypi_0".to_owned()));
         for installed in &self.pypi.unlink {
-            let row =
-                PlanRow { sign: '-', name: installed.name.clone(), old: build(&installed.version), new: None, channel: None, size: None };
-            python.insert(&installed.name, row);
+            python.insert(&installed.name, PlanRow { old: build(&installed.version), ..PlanRow::new('-', &installed.name) });
         }
         for ready in &self.pypi.link {
             let name = ready.record.name.as_ref();
-            let row = python.entry(name).or_insert_with(|| PlanRow {
-                sign: '+',
-                name: name.to_owned(),
-                old: None,
-                new: None,
-                channel: None,
-                size: None,
-            });
-            if row.old.is_some() {
-                row.sign = '~';
-            }
-            row.new = build(&ready.record.version);
-            row.channel = Some("pypi".to_owned());
-            row.size = match &ready.record.source {
+            let size = match &ready.record.source {
                 crate::pypi::PypiSource::Archive { size, .. } => *size,
                 _ => None,
             };
+            let row = python.entry(name).or_insert_with(|| PlanRow::new('+', name));
+            row.becomes(build(&ready.record.version), "pypi".to_owned(), size);
         }
         rows.into_values().chain(python.into_values()).collect()
     }
