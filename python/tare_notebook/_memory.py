@@ -6,7 +6,7 @@ import os
 from typing import Any, Dict, List, Optional
 
 from . import _driver, _holders, _ipython, _torch
-from ._tables import Shown, Table, size
+from ._tables import Showable, Shown, Table, size
 
 
 class Reading:
@@ -29,7 +29,7 @@ class Reading:
         return {"allocated": self.allocated, "reserved": self.reserved, "rss": self.rss, "devices": [one._asdict() for one in self.books]}
 
 
-class Memory:
+class Memory(Showable):
     """What `mem()` returns: prints as text, shows as HTML."""
 
     def __init__(self, reading: Reading, others: Optional[List[_driver.GpuProcess]], largest: List[_holders.Holder], remark: str) -> None:
@@ -64,14 +64,6 @@ class Memory:
         if self.remark:
             parts.append(self.remark)
         return Shown(*parts)
-
-    def _repr_html_(self) -> str:
-        return self.shown()._repr_html_()
-
-    def __repr__(self) -> str:
-        return self.shown().text()
-
-    __str__ = __repr__
 
 
 def mem(top: int = 5, namespace: Optional[Dict[str, Any]] = None) -> Memory:

@@ -92,6 +92,21 @@ class Shown:
     __str__ = __repr__
 
 
+class Showable:
+    """Shown through its `shown()`: HTML in a notebook, text elsewhere."""
+
+    def shown(self) -> Shown:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return self.shown()._repr_html_()
+
+    def __repr__(self) -> str:
+        return self.shown().text()
+
+    __str__ = __repr__
+
+
 class Verdict:
     """One line that stands out."""
 

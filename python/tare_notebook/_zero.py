@@ -9,7 +9,7 @@ import types
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from . import _holders, _ipython, _memory, _torch
-from ._tables import Shown, Table, Verdict, size
+from ._tables import Showable, Shown, Table, Verdict, size
 
 
 def many(count: int, what: str) -> str:
@@ -35,7 +35,7 @@ def settle(limit: int = 10) -> int:
     return freed
 
 
-class Zeroed:
+class Zeroed(Showable):
     """What `zero()` did. `verdict` is `ZERO` or `HELD`, or `DRY RUN`."""
 
     def __init__(self) -> None:
@@ -147,14 +147,6 @@ class Zeroed:
         parts.extend(self.holders.remarks)
         parts.append(self.remark or None)
         return Shown(*parts)
-
-    def _repr_html_(self) -> str:
-        return self.shown()._repr_html_()
-
-    def __repr__(self) -> str:
-        return self.shown().text()
-
-    __str__ = __repr__
 
 
 def _bytes_by_name(space: Dict[str, Any], names: Sequence[str]) -> List[Tuple[str, int]]:
