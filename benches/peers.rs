@@ -13,7 +13,6 @@
 mod channel;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -107,7 +106,6 @@ fn medians(costs: &[Cost]) -> Cost {
 
 /// Runs `ours` and `theirs` in turn, each after its preparation, and prints one line of the table.
 fn row(
-    table: &mut String,
     what: &str,
     times: usize,
     tools: (&Tool, &Tool),
@@ -123,7 +121,7 @@ fn row(
     }
     let (our, their) = (medians(&our_costs), medians(&their_costs));
     let milli = |seconds: f64| format!("{:.1}", seconds * 1e3);
-    let line = format!(
+    println!(
         "| {what} | {} | {} | **{:.2}** | {} | {} | {:.2} | {:.0} | {:.0} | {:.2} |",
         milli(our.wall),
         milli(their.wall),
@@ -135,12 +133,10 @@ fn row(
         their.peak_mib,
         our.peak_mib / their.peak_mib
     );
-    println!("{line}");
-    let _ = writeln!(table, "{line}");
 }
 
 /// One line for something only tare does.
-fn alone(table: &mut String, what: &str, times: usize, tool: &Tool, mut args: impl FnMut(&Tool) -> Vec<String>) {
+fn alone(what: &str, times: usize, tool: &Tool, mut args: impl FnMut(&Tool) -> Vec<String>) {
     let costs: Vec<Cost> = (0..times)
         .map(|_| {
             let args = args(tool);
@@ -148,9 +144,7 @@ fn alone(table: &mut String, what: &str, times: usize, tool: &Tool, mut args: im
         })
         .collect();
     let cost = medians(&costs);
-    let line = format!("| {what} | {:.1} | | | {:.1} | | | {:.0} | | |", cost.wall * 1e3, cost.cpu * 1e3, cost.peak_mib);
-    println!("{line}");
-    let _ = writeln!(table, "{line}");
+    println!("| {what} | {:.1} | | | {:.1} | | | {:.0} | | |", cost.wall * 1e3, cost.cpu * 1e3, cost.peak_mib);
 }
 
 struct Random(u64);
@@ -259,7 +253,7 @@ fn big_channel(folder: &Path) {
         let bytes = zstd::encode_all(rmp_serde::to_vec_named(&shard).expect("a shard").as_slice(), 3).expect("a shard");
         let digest = sha2::Sha256::digest(&bytes);
         std::fs::write(sharded.join(format!("{}.msgpack.zst", channel::hex(&digest))), &bytes).expect("a shard");
-        shards.insert(name, serde_bytes_of(&digest));
+        shards.insert(name, Bytes(digest.to_vec()));
     }
     let repodata = |subdir: &str, packages: &BTreeMap<String, Value>| {
         json!({ "info": { "subdir": subdir }, "packages": {}, "packages.conda": packages, "removed": [], "repodata_version": 1 })
@@ -300,10 +294,6 @@ impl serde::Serialize for Bytes {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_bytes(&self.0)
     }
-}
-
-fn serde_bytes_of(digest: &[u8]) -> Bytes {
-    Bytes(digest.to_vec())
 }
 
 /// A file server on loopback, ended when dropped.
@@ -360,7 +350,7 @@ fn theirs(channel: &str, rest: &[&str], tool: &Tool) -> Vec<String> {
     args
 }
 
-fn solves(table: &mut String, tools: (&Tool, &Tool), folder: &Path) {
+fn solves(tools: (&Tool, &Tool), folder: &Path) {
     let data = std::env::var_os("TARE_SHARED_DATA").map_or_else(|| PathBuf::from("../shared/data"), PathBuf::from);
     let Ok(text) = std::fs::read_to_string(data.join("solves.json")) else {
         println!("skipped: no shared data for the solves");
@@ -411,7 +401,6 @@ fn solves(table: &mut String, tools: (&Tool, &Tool), folder: &Path) {
         remove(&prefix(tools.0));
         remove(&prefix(tools.1));
         row(
-            table,
             &format!("plan: {}", specs.join(" ").replace('*', "\\*")),
             5,
             tools,
@@ -440,13 +429,12 @@ fn main() {
     let tare = tool("tare", PathBuf::from(env!("CARGO_BIN_EXE_tare")));
     let rattler = tool("rattler", rattler);
     let tools = (&tare, &rattler);
-    let mut table = String::new();
     println!("| what | tare ms | rattler ms | ratio | tare CPU ms | rattler CPU ms | ratio | tare MiB | rattler MiB | ratio |");
     println!("|---|---|---|---|---|---|---|---|---|---|");
     let _ = std::io::stdout().flush();
 
     if wants("solve") {
-        solves(&mut table, tools, &folder);
+        solves(tools, &folder);
     }
     if wants("start") || wants("create") || wants("update") {
         let channel = if folder.join("environment/complete").exists() {
@@ -469,20 +457,19 @@ fn main() {
             }
         }
         if wants("start") {
-            row(&mut table, "`--version`", 21, tools, |_| strings(["--version"]), |_| strings(["--version"]));
+            row("`--version`", 21, tools, |_| strings(["--version"]), |_| strings(["--version"]));
             let with = |before: &[&str], after: &[&str], tool: &Tool| {
                 let mut args: Vec<String> = before.iter().map(ToString::to_string).collect();
                 args.extend(["-p".into(), shown(&prefix(tool))]);
                 args.extend(after.iter().map(ToString::to_string));
                 args
             };
-            row(&mut table, "`shell-hook`", 21, tools, |tool| with(&["shell-hook"], &[], tool), |tool| with(&["shell-hook"], &[], tool));
-            row(&mut table, "`run true`", 21, tools, |tool| with(&["run"], &["true"], tool), |tool| with(&["run"], &["true"], tool));
+            row("`shell-hook`", 21, tools, |tool| with(&["shell-hook"], &[], tool), |tool| with(&["shell-hook"], &[], tool));
+            row("`run true`", 21, tools, |tool| with(&["run"], &["true"], tool), |tool| with(&["run"], &["true"], tool));
         }
         if wants("create") {
             let fresh = |tool: &Tool| remove(&prefix(tool));
             row(
-                &mut table,
                 "create, 300 packages, warm cache, not compiled",
                 5,
                 tools,
@@ -496,14 +483,13 @@ fn main() {
                 },
             );
             row(
-                &mut table,
                 "create again (nothing to do)",
                 11,
                 tools,
                 |tool| ours(&channel, &[&specs[..], &["--no-compile"]].concat(), tool),
                 |tool| theirs(&channel, &specs, tool),
             );
-            alone(&mut table, "create with compiled Python files (18,000 files)", 3, &tare, |tool| {
+            alone("create with compiled Python files (18,000 files)", 3, &tare, |tool| {
                 fresh(tool);
                 let mut args = strings(["create", "--override-channels", "-c", "host", "-c", &channel, "-p"]);
                 args.push(shown(&prefix(tool)));
@@ -513,7 +499,6 @@ fn main() {
         }
         if wants("update") {
             row(
-                &mut table,
                 "update one package of 300",
                 5,
                 tools,
@@ -552,7 +537,6 @@ fn main() {
                 std::thread::sleep(Duration::from_millis(200));
             };
             row(
-                &mut table,
                 &format!("plan one package, cold, 600,000 records ({kind})"),
                 3,
                 tools,
@@ -566,7 +550,6 @@ fn main() {
                 },
             );
             row(
-                &mut table,
                 &format!("the same again from the cache ({kind})"),
                 3,
                 tools,
@@ -575,5 +558,4 @@ fn main() {
             );
         }
     }
-    println!("\n{} rows", table.lines().count());
 }
