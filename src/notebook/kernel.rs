@@ -273,8 +273,8 @@ mod tests {
         for (path, name) in [
             ("/envs/vision", "tare-vision"),
             ("/envs/My Env", "tare-my-env"),
-            ("/work/project/.venv", "tare-project"),
-            ("/work/project/env", "tare-project"),
+            ("/srv/project/.venv", "tare-project"),
+            ("/srv/project/env", "tare-project"),
             ("/envs/größe", "tare-gr--e"),
             ("/envs/日本", "tare"),
         ] {

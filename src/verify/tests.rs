@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::*;
+use crate::pypi::test_wheel::base64;
 use crate::report::Silent;
 
 const SITE: &str = "lib/python3.11/site-packages";
@@ -15,18 +16,6 @@ const MAGIC: u32 = 3495 | 0x0a0d_0000;
 
 fn hex(bytes: &[u8]) -> String {
     hex_text(&Sha256::digest(bytes))
-}
-
-fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let mut out = String::new();
-    for chunk in bytes.chunks(3) {
-        let word = (u32::from(chunk[0]) << 16) | (u32::from(*chunk.get(1).unwrap_or(&0)) << 8) | u32::from(*chunk.get(2).unwrap_or(&0));
-        for index in 0..=chunk.len() {
-            out.push(ALPHABET[(word >> (18 - 6 * index) & 63) as usize] as char);
-        }
-    }
-    out
 }
 
 /// Byte code of the unchecked kind for `source`.

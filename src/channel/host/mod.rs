@@ -4,10 +4,11 @@
 //! noarch packages. The result is an ordinary file channel in the cache. The same installation gives the same bytes.
 //!
 //! ```text
-//! CACHE/host/lock                     held while packages are made
-//! CACHE/host/packages/KEY/            the packages of one installation and record.json; KEY follows from the installation's files
-//! CACHE/host/channels/KEY/            linux-64/ and noarch/ with repodata.json, channel.json; KEY follows from the set of installations
-//! CACHE/host/work/                    being made; emptied by the next run after a kill
+//! CACHE/host
+//!   lock             held while packages are made
+//!   packages/KEY/    the packages of one installation and record.json; KEY follows from the installation's files
+//!   channels/KEY/    linux-64/ and noarch/ with repodata.json, channel.json; KEY follows from the set of installations
+//!   work/            being made; emptied by the next run after a kill
 //! ```
 //! Folders under `packages` and `channels` appear by one rename, so a reader needs no lock. One that is whole is never touched
 //! again; one in which a file is missing or cut short is made again.

@@ -144,7 +144,7 @@ fn what_is_broken_in_the_cache_is_made_again_and_many_at_once_agree() {
     let dir = tempfile::tempdir().unwrap();
     let options = HostOptions { cache_dir: dir.path().to_path_buf(), ..options.clone() };
     // As a kill leaves it: half a stage.
-    fs::create_dir_all(dir.path().join("host/work/0123/stage/bin")).unwrap();
+    fs::create_dir_all(dir.path().join("host").join("work").join("0123/stage/bin")).unwrap();
     let results = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..4 {
