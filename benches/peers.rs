@@ -387,7 +387,8 @@ fn solves(tools: (&Tool, &Tool), folder: &Path) {
         }
         let priority = row_data["channel_priority"].as_str().unwrap_or("strict").to_string();
         common.extend(["--channel-priority".into(), priority]);
-        let specs = texts(&row_data["specs"]);
+        // rattler-bin reads a build only in brackets.
+        let specs: Vec<String> = texts(&row_data["specs"]).iter().map(|spec| bracketed(spec)).collect();
         let args = |first: &[&str], tool: &Tool| {
             let mut args: Vec<String> = first.iter().map(ToString::to_string).collect();
             for channel in &channels {
@@ -407,6 +408,15 @@ fn solves(tools: (&Tool, &Tool), folder: &Path) {
             |tool| args(&["create", "--override-channels"], tool),
             |tool| args(&["create"], tool),
         );
+    }
+}
+
+/// `name=version=build` as `name[version='…', build='…']`, which both tools read alike; any other spec as it is.
+fn bracketed(spec: &str) -> String {
+    match spec.split('=').collect::<Vec<_>>()[..] {
+        [name, "*", build] => format!("{name}[build='{build}']"),
+        [name, version, build] if ![name, version, build].contains(&"") => format!("{name}[version='{version}', build='{build}']"),
+        _ => spec.to_string(),
     }
 }
 

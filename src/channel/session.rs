@@ -353,19 +353,27 @@ impl Session {
     fn open_folder(&self, channel: &ResolvedChannel, subdirs: &[Subdir]) -> Result<Opened> {
         let url = channel.channel.base_url.url();
         let root = url.to_file_path().map_err(|()| Error::usage(format!("`{url}` is no path on this machine")))?;
-        let mut found = Vec::new();
-        for &subdir in subdirs {
+        // Large channels: a subdir per thread.
+        let read = |subdir: Subdir| -> Result<Option<Arc<SparseRepoData>>> {
             let key = (Url::clone(url), subdir);
             let known = self.folders.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
             let sparse = match known {
                 Some(sparse) => Some(sparse),
                 None => self.read_folder(channel, &root.join(subdir.as_str()), subdir)?.map(Arc::new),
             };
-            if let Some(sparse) = sparse {
+            if let Some(sparse) = &sparse {
                 self.folders.lock().unwrap_or_else(PoisonError::into_inner).insert(key, sparse.clone());
-                found.push(sparse);
             }
-        }
+            Ok(sparse)
+        };
+        let read = &read;
+        let found: Vec<Arc<SparseRepoData>> = std::thread::scope(|scope| {
+            let readers: Vec<_> = subdirs.iter().map(|&subdir| scope.spawn(move || read(subdir))).collect();
+            readers
+                .into_iter()
+                .filter_map(|reader| reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).transpose())
+                .collect::<Result<_>>()
+        })?;
         if found.is_empty() {
             let has: Vec<Subdir> = Subdir::all().filter(|subdir| root.join(subdir.as_str()).is_dir()).collect();
             self.progress.note(&format!("the channel `{}` has nothing for {}, only for: {}", channel.display, list(subdirs), list(&has)));

@@ -177,7 +177,7 @@ pub async fn variables(command: VarsCommand, context: &Context<'_>) -> Result<u8
 fn tell(outcome: &Outcome, options: &Options, context: &Context<'_>) {
     let printer = context.printer;
     let plan = &outcome.plan;
-    let mut document = plan.json(options.dry_run);
+    let mut document = if printer.wants_json() { plan.json(options.dry_run) } else { json!({}) };
     document["changed"] = json!(outcome.changed.is_some());
     match &outcome.changed {
         None if options.dry_run && !plan.is_empty() => printer.data(&plan_text(plan)),

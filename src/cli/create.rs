@@ -54,7 +54,9 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
         }
         Outcome::Planned(planned) => {
             printer.data(&plan_text(&planned));
-            printer.json(&create::plan_json(&planned, true));
+            if printer.wants_json() {
+                printer.json(&create::plan_json(&planned, true));
+            }
         }
         Outcome::Created(planned, installed) => {
             let environment = match &args.environment.prefix {
@@ -66,7 +68,7 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
             };
             printer.note(&summary(&installed, started.elapsed()));
             printer.note(&format!("to use it: tare run {environment} COMMAND, or eval \"$(tare shell-hook {environment})\""));
-            let mut document = create::plan_json(&planned, false);
+            let mut document = if printer.wants_json() { create::plan_json(&planned, false) } else { json!({}) };
             document["changed"] = json!(true);
             document["installed"] = json!(*installed);
             super::notebook::after_create(&installed.prefix, args.notebook, &mut document, context).await?;

@@ -361,7 +361,37 @@ enum Text {
     Unusable,
 }
 
+/// Sees without a parser that a text is a plain spec, as all but a few in a channel are: a name, then perhaps versions joined by `,` or `|`, then
+/// perhaps a build. Says no wherever it is not sure.
+fn plainly_good(text: &str) -> bool {
+    let mut words = text.split(' ');
+    let name = words.next().unwrap_or_default();
+    let named = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'-'))
+        && name.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    let version = |text: &str| {
+        let bare = [">=", "<=", "==", "!=", ">", "<", ""].iter().find_map(|operator| text.strip_prefix(operator)).unwrap_or_default();
+        // A star has a meaning of its own after some operators.
+        let bare = if bare.len() == text.len() { bare.strip_suffix(".*").unwrap_or(bare) } else { bare };
+        bare.split('.').all(|part| {
+            let letters = part.trim_start_matches(|c: char| c.is_ascii_digit());
+            part.len() > letters.len()
+                && part.len() - letters.len() < 18
+                && letters.trim_start_matches(|c: char| c.is_ascii_lowercase()).bytes().all(|byte| byte.is_ascii_digit())
+                && letters.len() < 18
+        })
+    };
+    named
+        && words.next().is_none_or(|versions| versions == "*" || versions.split([',', '|']).all(version))
+        && words
+            .next()
+            .is_none_or(|build| !build.is_empty() && build.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'*')))
+        && words.next().is_none()
+}
+
 fn judge(text: &str) -> Text {
+    if plainly_good(text) {
+        return Text::Good;
+    }
     match MatchSpec::from_str(text, record_options()) {
         Ok(spec) if spec.name.as_exact().is_none() => Text::Unusable,
         Ok(spec) => match &spec.condition {
@@ -460,5 +490,52 @@ pub(super) fn shown(channel: Option<&str>) -> String {
             Ok(url) => rattler_redaction::Redact::redact(url).to_string().trim_end_matches('/').to_owned(),
             Err(_) => text.to_owned(),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn plain_specs_are_seen_without_a_parser() {
+        for text in
+            ["python", "python >=3.11,<3.12.0a0", "python_abi 3.11.* *_cp311", "__glibc >=2.17", "libblas 3.9.0|3.10.0 12_mkl", "x *"]
+        {
+            assert!(plainly_good(text), "{text}");
+        }
+        for text in [
+            "",
+            " x",
+            "x  1",
+            "x *.1",
+            "x >=1.*",
+            "x[build=1]",
+            "x 1..2",
+            "x >=",
+            "x 1,",
+            "*x",
+            "c::x",
+            "x 1 b c",
+            "x; if y",
+            "x 1+2",
+            "X",
+            "x 1 a**",
+        ] {
+            assert!(!plainly_good(text), "{text}");
+        }
+    }
+
+    proptest! {
+        /// What is waved through is what the parser takes for a plain spec of one package.
+        #[test]
+        fn what_is_waved_through_is_good(text in "[a-z_][a-z0-9_-]{0,5}( ((>=|<=|==|!=|>|<)?[0-9]{1,3}(\\.[0-9a-z]{1,5}){0,3}(\\.\\*)?[,|]?){0,3}( [a-z0-9_*]{0,6})?)?") {
+            if plainly_good(&text) {
+                let spec = MatchSpec::from_str(&text, record_options());
+                prop_assert!(spec.as_ref().is_ok_and(|spec| spec.name.as_exact().is_some() && spec.condition.is_none()), "{text}: {spec:?}");
+            }
+        }
     }
 }

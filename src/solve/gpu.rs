@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use rattler_conda_types::{MatchSpec, PackageName, ParseMatchSpecOptions, RepoDataRecord};
+use rattler_conda_types::{MatchSpec, Matches as _, PackageName, ParseMatchSpecOptions, RepoDataRecord};
 
 use super::engine::{Found, Plan, Problem, Verdict, shown};
 use super::explain::{self, text_of};
@@ -324,6 +324,27 @@ pub(super) fn packages(records: &[RepoDataRecord]) -> Vec<GpuPackage> {
         }
     }
     packages
+}
+
+/// Whether each CUDA package of a solution has, at the same version, a CUDA build that leaves room for `spec`, a spec of `cuda-version`.
+/// A quick look that can only rule out: builds that name no `cuda-version` of their own count as fitting.
+pub(super) fn same_versions_allow(problem: &Problem<'_>, packages: &[GpuPackage], spec: &MatchSpec) -> bool {
+    let records = || problem.tiers.iter().flat_map(|tier| tier.records.iter().copied());
+    let toolkits: Vec<&RepoDataRecord> =
+        records().filter(|record| record.package_record.name.as_normalized() == "cuda-version" && spec.matches(*record)).collect();
+    let fits = |record: &RepoDataRecord| {
+        record.package_record.depends.iter().all(|text| {
+            PackageName::normalized_name_from_matchspec_str(text) != "cuda-version"
+                || MatchSpec::from_str(text, super::engine::record_options())
+                    .is_ok_and(|depends| toolkits.iter().any(|toolkit| depends.matches(*toolkit)))
+        })
+    };
+    packages.iter().filter(|package| package.variant == GpuVariant::Cuda).all(|package| {
+        records().any(|record| {
+            let of = &record.package_record;
+            of.name.as_normalized() == package.name && of.version.to_string() == package.version && is_cuda_build(record) && fits(record)
+        })
+    })
 }
 
 /// [`packages`], and after them every other package of a solution whose records are builds of both kinds: those that
@@ -700,6 +721,15 @@ fn reason(problem: &Problem<'_>, plan: &Plan, found: &Found, outcome: &mut GpuOu
     let forces = forces(problem, std::slice::from_ref(&lead), "the check for a CUDA build");
     if forces.is_empty() {
         return say(format!("because no channel of this request has a CUDA build of `{}` for {subdir}", lead.name), None, true);
+    }
+    // Another run of the solver is too much to pay for a package that only came along (`libarrow` in every second environment).
+    if !leading(request, &lead) {
+        let also = match plan.cuda() {
+            Some(_) => String::new(),
+            None => cuda_candidates(problem, &lead).first().map_or_else(String::new, |cuda| format!("--cuda {cuda} ")),
+        };
+        let hint = format!("to have a CUDA build where one fits add `{also}--gpu require`");
+        return say("as nothing that was asked for chooses between CUDA and CPU".into(), Some(hint), false);
     }
     let is_cuda = |records: &[RepoDataRecord]| {
         records.iter().any(|record| record.package_record.name.as_normalized() == lead.name && is_cuda_build(record))

@@ -295,17 +295,25 @@ pub fn solve_records(request: &Request, repodata: &[ChannelRecords<'_>]) -> Resu
                 && (spec.version.is_some() || spec.build.is_some())
         });
     let prover = hints::Prover::new(&problem);
-    let had_cuda = gpu::packages(&records).iter().any(|package| package.variant == GpuVariant::Cuda);
+    let packages = gpu::packages(&records);
+    let had_cuda = packages.iter().any(|package| package.variant == GpuVariant::Cuda);
     preflight::retain_proven(&mut preflight, |text, code| {
         let Ok(spec) = MatchSpec::from_str(text, ParseMatchSpecOptions::lenient()) else { return false };
         if chosen {
             return false;
         }
+        // An exact fit is no advice where it means an older framework, and most often this is seen without a run of the solver.
+        let keeps = code == preflight::MINOR_COMPATIBILITY;
+        if keeps && !gpu::same_versions_allow(&problem, &packages, &spec) {
+            return false;
+        }
         let mut with = plan.clone();
         with.specs.push(spec);
         prover.solves(&with).is_some_and(|found| {
+            let then = gpu::packages(&found.records);
             judge(&found.records).iter().all(|lint| lint.code != code)
-                && (!had_cuda || gpu::packages(&found.records).iter().any(|package| package.variant == GpuVariant::Cuda))
+                && (!had_cuda || then.iter().any(|package| package.variant == GpuVariant::Cuda))
+                && (!keeps || packages.iter().all(|had| then.iter().any(|new| new.name == had.name && new.version == had.version)))
         })
     });
     lints.extend(problem.lints(&records));

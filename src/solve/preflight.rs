@@ -75,6 +75,9 @@ pub fn older(a: &str, b: &str) -> Option<bool> {
     Some(driver_number(a)? < driver_number(b)?)
 }
 
+/// The lint about a toolkit that is newer than the driver within one major version.
+pub(super) const MINOR_COMPATIBILITY: &str = "driver-minor-compatibility";
+
 /// The `cuda-version` spec a hint says to add.
 fn advice(hint: &str) -> Option<&str> {
     let (_, rest) = hint.split_once("add `")?;
@@ -129,7 +132,7 @@ pub fn check(facts: &Facts<'_>) -> Vec<Lint> {
         {
             judged = true;
             lints.push(make(
-                "driver-minor-compatibility",
+                MINOR_COMPATIBILITY,
                 Level::Warning,
                 format!("driver {driver} runs CUDA {text} only by minor-version compatibility: code that has to be compiled at run time, or that needs newer driver features, fails"),
                 vec![needs.clone()],
@@ -149,7 +152,7 @@ pub fn check(facts: &Facts<'_>) -> Vec<Lint> {
             ));
         } else if toolkit > limit {
             lints.push(make(
-                "driver-minor-compatibility",
+                MINOR_COMPATIBILITY,
                 Level::Warning,
                 format!("the environment has CUDA {text} and the driver was made for {cuda}: minor-version compatibility covers this, except code that has to be compiled at run time or that needs newer driver features"),
                 vec![needs, format!("for an exact fit add `cuda-version={cuda}` to the request")],

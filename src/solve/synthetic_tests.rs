@@ -656,7 +656,15 @@ fn a_package_with_builds_of_both_kinds_needs_no_list() {
         assert_eq!(solution.gpu.variant, GpuVariant::Cpu);
         assert_eq!((solution.gpu.packages[0].name.as_str(), solution.gpu.packages[0].variant), ("simulator", GpuVariant::Cpu));
         let line = solution.gpu.line().expect("a line");
-        assert_eq!(line, "simulator 3.1: CPU build, because `__cuda` is absent: add `--cuda 12.4` to pin a GPU build from this machine");
+        // The solver is run again only for what was asked for.
+        let (why, proven) = match name {
+            "simulator" => ("because `__cuda` is absent: add `--cuda 12.4` to pin a GPU build from this machine", true),
+            _ => (
+                "as nothing that was asked for chooses between CUDA and CPU: to have a CUDA build where one fits add `--cuda 12.4 --gpu require`",
+                false,
+            ),
+        };
+        assert_eq!((line, solution.gpu.proven), (format!("simulator 3.1: CPU build, {why}"), proven));
         wanted.gpu = GpuIntent::Require;
         let shown = fails(&wanted, &[unlisted()]);
         assert!(shown.starts_with("exit 3: `--gpu require` refuses this solution: `simulator 3.1 h222_0` is a CPU build"), "{shown}");
@@ -669,11 +677,14 @@ fn a_package_with_builds_of_both_kinds_needs_no_list() {
     // Here the solver would take the CPU build, its number being higher.
     let mut records = unlisted();
     records.push(cf("simulator 3.1 h333_7", &[]));
+    let asked = request(linux(&["__cuda=12.6=0"]), &["simulator"]);
+    let line = solve_synthetic(&asked, std::slice::from_ref(&records)).expect("a solution").gpu.line().expect("a line");
+    assert!(line.contains("`simulator=3.1=h111_1`"), "{line}");
     let mut wanted = request(linux(&["__cuda=12.6=0"]), &["app"]);
     let solution = solve_synthetic(&wanted, std::slice::from_ref(&records)).expect("a solution");
     assert_eq!(solution.gpu.variant, GpuVariant::Cpu);
     let line = solution.gpu.line().expect("a line");
-    assert!(line.contains("`simulator=3.1=h111_1`"), "{line}");
+    assert!(line.contains("to have a CUDA build where one fits add `--gpu require`"), "{line}");
     wanted.gpu = GpuIntent::Require;
     let solution = solve_synthetic(&wanted, std::slice::from_ref(&records)).expect("a solution");
     assert_eq!((solution.gpu.packages[0].build.as_str(), solution.gpu.variant), ("h111_1", GpuVariant::Cuda));

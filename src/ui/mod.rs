@@ -128,6 +128,11 @@ impl Printer {
         true
     }
 
+    /// Whether [`Printer::json`] prints: a large document is not made for nothing.
+    pub fn wants_json(&self) -> bool {
+        self.json
+    }
+
     /// The one JSON document of a successful command: `schema_version` and `success` are added in front.
     pub fn json(&self, document: &impl Serialize) {
         if !self.json {
