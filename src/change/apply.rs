@@ -333,7 +333,8 @@ fn decide<'a>(
             continue;
         }
         taken_files.insert(path);
-        needed.extend(own_folders(path));
+        // Where a folder is known, those above it are.
+        own_folders(path).take_while(|folder| needed.insert(folder)).for_each(drop);
         decision.take.push(entry);
     }
     // An empty folder is somebody's wish, unless it is the wish of a package that goes.
@@ -498,10 +499,11 @@ fn build(
     modes.extend(wheel_roots);
 
     let task = progress.start(Phase::Link, "linking packages", Some((packages.len() + wheels.len()) as u64));
+    let mut same_files = false;
     let linked = (|| -> Result<(Vec<_>, Vec<StagedWheel>)> {
         let stage_prefix = StagePrefix::create(stage.path()).map_err(|error| Error::io("prepare", stage.path(), &error))?;
         let _ = std::fs::remove_file(stage.path().join("CACHEDIR.TAG"));
-        clone(job, &decision, stage.path())?;
+        same_files = clone(job, &decision, stage.path())?;
         let linking = link::Linking {
             stage: &stage_prefix,
             prefix,
@@ -543,7 +545,7 @@ fn build(
         let mut owned: HashSet<&Path> = decision.mine.iter().map(PathBuf::as_path).collect();
         // Byte code that was made for it.
         owned.extend(pypi.iter().flat_map(|record| &record.files).map(|file| Path::new(&file.path)));
-        let late = survey::catch_up(prefix, stage.path(), &entries, &|path| owned.contains(path))?;
+        let late = survey::catch_up(prefix, stage.path(), &entries, same_files, &|path| owned.contains(path))?;
         if late > 0 {
             tracing::debug!("{late} files changed while the environment was being changed, and were taken over");
         }
@@ -606,18 +608,18 @@ fn saved_name(base: &Path, path: &Path) -> PathBuf {
     (0..).map(name).find(|name| std::fs::symlink_metadata(base.join(name)).is_err()).unwrap_or_else(|| name(0))
 }
 
-/// Brings everything that stays into the stage.
-fn clone(job: &Job, decision: &Decision<'_>, stage: &Path) -> Result<()> {
+/// Brings everything that stays into the stage, and tells whether all of it are the very same files.
+fn clone(job: &Job, decision: &Decision<'_>, stage: &Path) -> Result<bool> {
     let (old, new) = (job.moved_from.as_deref().unwrap_or(&job.base).to_string_lossy(), job.plan.prefix.to_string_lossy());
     let taking = if job.is_copy() || job.moved_from.is_some() { Taking::Copy { from: &old, to: &new } } else { Taking::Same };
     let cancel = &job.plan.cancel;
-    survey::take(&job.base, stage, &decision.take, taking, cancel)?;
+    let same = survey::take(&job.base, stage, &decision.take, taking, cancel)?;
     let moved = |entry: &Entry, to: &Path| -> Result<()> {
         let to = stage.join(to);
         if let Some(folder) = to.parent() {
             std::fs::create_dir_all(folder).map_err(|error| Error::io("create the folder", folder, &error))?;
         }
-        survey::take_one(&job.base, entry, &to, taking)
+        survey::take_one(&job.base, entry, &to, taking).map(drop)
     };
     for (number, entry) in &decision.divert {
         let name = job.keep[*number].name().as_normalized();
@@ -629,7 +631,8 @@ fn clone(job: &Job, decision: &Decision<'_>, stage: &Path) -> Result<()> {
     for entry in &decision.aside {
         moved(entry, &saved_name(&job.base, &entry.path))?;
     }
-    take_meta(job, stage, taking)
+    take_meta(job, stage, taking)?;
+    Ok(same)
 }
 
 /// Gives linked files the modes noted when they were first installed: a hard link has one mode with the file of the environment that was changed.

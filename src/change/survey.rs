@@ -1,10 +1,13 @@
 //! What lies in an environment, and taking it over into another folder.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, IntoParallelRefIterator, ParallelIterator};
+use rayon::slice::ParallelSliceMut;
 
 use crate::error::{Error, Result};
 use crate::install::{Cancel, link};
@@ -43,43 +46,84 @@ pub(super) struct Entry {
     pub owner: (u32, u32),
 }
 
-/// Everything in `root` but `conda-meta`, parents before what they hold, sorted by path.
-///
-/// # Errors
-/// A folder cannot be read: what is in it could not be taken over.
-pub(super) fn survey(root: &Path) -> Result<Vec<Entry>> {
-    let mut found = Vec::new();
-    let mut folders = vec![PathBuf::new()];
-    while let Some(folder) = folders.pop() {
+/// What a folder says about an entry without a look at the entry itself.
+struct Listed {
+    path: PathBuf,
+    kind: Kind,
+    inode: u64,
+}
+
+/// The entries of `root` but `conda-meta`, in no order.
+fn walk(root: &Path) -> Result<Vec<Listed>> {
+    let mut found: Vec<Listed> = Vec::new();
+    let mut folders = vec![(PathBuf::new(), None)];
+    while let Some((folder, number)) = folders.pop() {
         let full = root.join(&folder);
         let fail = |error: std::io::Error| Error::io("read the folder", &full, &error);
-        for entry in std::fs::read_dir(&full).map_err(fail)? {
+        let entries = match std::fs::read_dir(&full) {
+            Ok(entries) => entries,
+            // Running programs come and go.
+            Err(error) if error.kind() == ErrorKind::NotFound && number.is_some() => continue,
+            Err(error) => return Err(fail(error)),
+        };
+        let mut empty = true;
+        for entry in entries {
             let entry = entry.map_err(fail)?;
+            empty = false;
             let path = folder.join(entry.file_name());
             if path == Path::new("conda-meta") {
                 continue;
             }
-            let about = match std::fs::symlink_metadata(entry.path()) {
-                Ok(about) => about,
-                // Running programs come and go.
+            let kind = match entry.file_type() {
+                Ok(kind) if kind.is_symlink() => Kind::Link,
+                Ok(kind) if kind.is_dir() => Kind::Folder { empty: false },
+                Ok(kind) if kind.is_file() => Kind::File,
+                Ok(_) => Kind::Special,
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 Err(error) => return Err(Error::io("look at", &entry.path(), &error)),
             };
-            let kind = if about.is_symlink() {
-                Kind::Link
-            } else if about.is_dir() {
-                folders.push(path.clone());
-                let empty = std::fs::read_dir(entry.path()).map(|mut entries| entries.next().is_none()).unwrap_or(false);
-                Kind::Folder { empty }
-            } else if about.is_file() {
-                Kind::File
-            } else {
-                Kind::Special
-            };
-            found.push(described(path, kind, &about));
+            if matches!(kind, Kind::Folder { .. }) {
+                folders.push((path.clone(), Some(found.len())));
+            }
+            #[cfg(unix)]
+            let inode = std::os::unix::fs::DirEntryExt::ino(&entry);
+            #[cfg(not(unix))]
+            let inode = 0;
+            found.push(Listed { path, kind, inode });
+        }
+        if let Some(number) = number {
+            found[number].kind = Kind::Folder { empty };
         }
     }
-    found.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(found)
+}
+
+/// Looks at the entry itself. `None`: it is gone.
+fn looked_at(root: &Path, listed: Listed) -> Result<Option<Entry>> {
+    let path = root.join(&listed.path);
+    let about = match std::fs::symlink_metadata(&path) {
+        Ok(about) => about,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::io("look at", &path, &error)),
+    };
+    let kind = match listed.kind {
+        _ if about.is_symlink() => Kind::Link,
+        kind @ Kind::Folder { .. } if about.is_dir() => kind,
+        _ if about.is_dir() => Kind::Folder { empty: false },
+        _ if about.is_file() => Kind::File,
+        _ => Kind::Special,
+    };
+    Ok(Some(described(listed.path, kind, &about)))
+}
+
+/// Everything in `root` but `conda-meta`, parents before what they hold, sorted by the bytes of the path.
+///
+/// # Errors
+/// A folder cannot be read: what is in it could not be taken over.
+pub(super) fn survey(root: &Path) -> Result<Vec<Entry>> {
+    let found: Result<Vec<Option<Entry>>> = walk(root)?.into_par_iter().with_min_len(128).map(|listed| looked_at(root, listed)).collect();
+    let mut found: Vec<Entry> = found?.into_iter().flatten().collect();
+    found.par_sort_unstable_by(|a, b| a.path.as_os_str().cmp(b.path.as_os_str()));
     Ok(found)
 }
 
@@ -114,32 +158,38 @@ pub(super) enum Taking<'a> {
 /// Text files larger than this are copied as they are.
 const TEXT_LIMIT: u64 = 16 << 20;
 
-/// Creates `entries` (parents first) of `root` in `stage`. The modes of folders are set by [`finish_folders`].
+/// Creates `entries` (parents first) of `root` in `stage`, and tells whether every file of it is the very same one. The modes of folders are set by
+/// [`finish_folders`].
 ///
 /// # Errors
 /// Something cannot be made; cancelled.
-pub(super) fn take(root: &Path, stage: &Path, entries: &[&Entry], taking: Taking<'_>, cancel: &Cancel) -> Result<()> {
+pub(super) fn take(root: &Path, stage: &Path, entries: &[&Entry], taking: Taking<'_>, cancel: &Cancel) -> Result<bool> {
     for entry in entries.iter().filter(|entry| matches!(entry.kind, Kind::Folder { .. })) {
         let path = stage.join(&entry.path);
         std::fs::create_dir_all(&path).map_err(|error| Error::io("create the folder", &path, &error))?;
     }
     cancel.check()?;
     let files: Vec<&&Entry> = entries.iter().filter(|entry| !matches!(entry.kind, Kind::Folder { .. })).collect();
-    files.par_iter().with_min_len(128).try_for_each(|entry| {
-        if cancel.is_cancelled() {
-            return cancel.check();
+    let copied = AtomicBool::new(false);
+    files.par_iter().with_min_len(128).try_for_each(|entry| -> Result<()> {
+        cancel.check()?;
+        if !take_one(root, entry, &stage.join(&entry.path), taking)? {
+            copied.store(true, Ordering::Relaxed);
         }
-        take_one(root, entry, &stage.join(&entry.path), taking)
-    })
+        Ok(())
+    })?;
+    Ok(!copied.into_inner())
 }
 
-/// Creates one file or link of `root` as `to`, whose folder exists.
-pub(super) fn take_one(root: &Path, entry: &Entry, to: &Path, taking: Taking<'_>) -> Result<()> {
+/// Creates one file or link of `root` as `to`, whose folder exists, and tells whether it is the very same file.
+pub(super) fn take_one(root: &Path, entry: &Entry, to: &Path, taking: Taking<'_>) -> Result<bool> {
     let from = root.join(&entry.path);
+    let mut same = matches!(taking, Taking::Same);
     let result = match taking {
         Taking::Same => match std::fs::hard_link(&from, to) {
             // Another user's file may not be linked, some file systems have no links at all.
             Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::StorageFull) && error.raw_os_error() != Some(122) => {
+                same = false;
                 copy(&from, to, entry, None)
             }
             other => other,
@@ -148,8 +198,8 @@ pub(super) fn take_one(root: &Path, entry: &Entry, to: &Path, taking: Taking<'_>
     };
     match result {
         // Gone since the survey: a running program removed it.
-        Err(error) if error.kind() == ErrorKind::NotFound && std::fs::symlink_metadata(&from).is_err() => Ok(()),
-        other => other.map_err(|error| Error::io("take over", &from, &error)),
+        Err(error) if error.kind() == ErrorKind::NotFound && std::fs::symlink_metadata(&from).is_err() => Ok(same),
+        other => other.map(|()| same).map_err(|error| Error::io("take over", &from, &error)),
     }
 }
 
@@ -233,17 +283,40 @@ pub(super) fn finish_folders(stage: &Path, entries: &[&Entry]) -> Result<()> {
     Ok(())
 }
 
-/// Takes over what changed in `root` while the stage was built. `mine`: paths that the stage has of its own and that stay.
+/// Takes over what changed in `root` while the stage was built. `mine`: paths that the stage has of its own and that stay. `same`: every file of the stage
+/// that came from `root` is the very same file, so that only another file at its path is a change.
 ///
 /// # Errors
 /// As for [`survey`] and [`take`].
-pub(super) fn catch_up(root: &Path, stage: &Path, before: &[Entry], mine: &dyn Fn(&Path) -> bool) -> Result<usize> {
-    let now = survey(root)?;
-    let old: BTreeMap<&Path, &Entry> = before.iter().map(|entry| (entry.path.as_path(), entry)).collect();
-    let present: HashSet<&Path> = now.iter().map(|entry| entry.path.as_path()).collect();
+pub(super) fn catch_up(root: &Path, stage: &Path, before: &[Entry], same: bool, mine: &dyn Fn(&Path) -> bool) -> Result<usize> {
+    let now = walk(root)?;
+    let old: HashMap<&OsStr, &Entry> = before.iter().map(|entry| (entry.path.as_os_str(), entry)).collect();
+    let mut seen: HashSet<&OsStr> = HashSet::with_capacity(now.len());
+    let mut suspects: Vec<Listed> = Vec::new();
+    for listed in now {
+        match old.get_key_value(listed.path.as_os_str()) {
+            Some((&path, known)) => {
+                seen.insert(path);
+                // The number of a file is nobody else's while the stage has a link to it.
+                let unchanged = match listed.kind {
+                    Kind::Folder { .. } => true,
+                    kind => same && known.kind == kind && known.identity.inode == listed.inode,
+                };
+                if !unchanged {
+                    suspects.push(listed);
+                }
+            }
+            None => suspects.push(listed),
+        }
+    }
     let mut changed = 0;
-    for entry in now.iter().filter(|entry| !mine(&entry.path)) {
-        let known = old.get(entry.path.as_path());
+    let mut looked: Vec<Entry> = Vec::new();
+    for listed in suspects.into_iter().filter(|listed| !mine(&listed.path)) {
+        looked.extend(looked_at(root, listed)?);
+    }
+    looked.sort_by(|a, b| a.path.as_os_str().cmp(b.path.as_os_str()));
+    for entry in &looked {
+        let known = old.get(entry.path.as_os_str());
         match entry.kind {
             Kind::Folder { .. } => {
                 if known.is_none() {
@@ -264,7 +337,7 @@ pub(super) fn catch_up(root: &Path, stage: &Path, before: &[Entry], mine: &dyn F
             }
         }
     }
-    for entry in before.iter().rev().filter(|entry| !present.contains(entry.path.as_path()) && !mine(&entry.path)) {
+    for entry in before.iter().rev().filter(|entry| !seen.contains(entry.path.as_os_str()) && !mine(&entry.path)) {
         let path = stage.join(&entry.path);
         let removed = match entry.kind {
             // Not empty: something of ours is in it.
@@ -350,7 +423,7 @@ mod tests {
         let before = survey(&root).unwrap();
         assert!(before.iter().all(|entry| !entry.path.starts_with("conda-meta")));
         let all: Vec<&Entry> = before.iter().collect();
-        take(&root, &stage, &all, Taking::Same, &Cancel::new()).unwrap();
+        let same = take(&root, &stage, &all, Taking::Same, &Cancel::new()).unwrap();
         assert!(stage.join("a/empty").is_dir() && std::fs::symlink_metadata(stage.join("socket")).is_ok());
         // A running program: one file written in place, one replaced, one new, one gone.
         use std::io::Write as _;
@@ -363,7 +436,7 @@ mod tests {
         std::fs::write(root.join("mine"), "changed").unwrap();
         std::fs::remove_file(stage.join("mine")).unwrap();
         std::fs::write(stage.join("mine"), "of the stage").unwrap();
-        catch_up(&root, &stage, &before, &|path| path == Path::new("mine")).unwrap();
+        catch_up(&root, &stage, &before, same, &|path| path == Path::new("mine")).unwrap();
         let text = |name: &str| std::fs::read_to_string(stage.join(name)).unwrap();
         assert_eq!(text("a/kept"), "a/kept more");
         assert_eq!(text("a/replaced"), "other");

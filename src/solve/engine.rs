@@ -382,9 +382,11 @@ fn plainly_good(text: &str) -> bool {
     };
     named
         && words.next().is_none_or(|versions| versions == "*" || versions.split([',', '|']).all(version))
-        && words
-            .next()
-            .is_none_or(|build| !build.is_empty() && build.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'*')))
+        && words.next().is_none_or(|build| {
+            !build.is_empty()
+                && !build.contains("**")
+                && build.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'*'))
+        })
         && words.next().is_none()
 }
 
