@@ -1,12 +1,13 @@
 //! The main job in one call: inputs to an environment, or to the plan of one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rattler_conda_types::RepoDataRecord;
 use serde_json::{Value, json};
 
+use crate::change::Lost;
 use crate::channel::Session;
 use crate::config::Settings;
 use crate::error::{Error, Result};
@@ -87,12 +88,26 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
         match install::state_of_target(&prefix)? {
             TargetState::Environment(existing) => match difference(&existing, &prepared) {
                 None => return Ok(Outcome::Same { prefix }),
-                Some(_) if options.force => install::refuse_frozen(&existing, options.override_frozen)?,
+                Some(_) if options.force => {
+                    // Refused, and told, before anything is lost.
+                    install::accept_target(&prefix, true, options.override_frozen)?;
+                    tell_lost(&prefix, &*progress);
+                }
                 Some(why) => {
-                    return Err(Error::failure(format!("there already is an environment at `{}`, and it differs", prefix.display()))
+                    let lost = Lost::with(&prefix).unwrap_or_default();
+                    let mut error = Error::failure(format!("there already is an environment at `{}`, and it differs", prefix.display()))
                         .because(why)
-                        .hint("to replace it: --force")
-                        .hint("to make another one: -n NAME"));
+                        .hint(if lost.is_empty() {
+                            "to replace it: --force"
+                        } else {
+                            "to replace it, without what is named above: --force"
+                        })
+                        .hint("to change it and keep what is yours in it: tare install, or tare update -f FILE --prune")
+                        .hint("to make another one: -n NAME");
+                    for line in lost.lines() {
+                        error = error.because(format!("a new one would not have its {line}"));
+                    }
+                    return Err(error);
                 }
             },
             TargetState::Absent | TargetState::EmptyFolder | TargetState::Foreign | TargetState::File => {
@@ -113,7 +128,10 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
         if let Ok(TargetState::Environment(existing)) = install::state_of_target(&planned.prefix) {
             match difference(&existing, &planned.prepared) {
                 None => progress.note("the environment is there already and as asked: `create` would do nothing"),
-                Some(why) if options.force => progress.note(&format!("the environment that is there would be replaced: {why}")),
+                Some(why) if options.force => {
+                    progress.note(&format!("the environment that is there would be replaced: {why}"));
+                    tell_lost(&planned.prefix, &*progress);
+                }
                 Some(why) => {
                     progress
                         .warn(&format!("there already is an environment, and it differs: {why}"), &["to replace it: --force".to_owned()]);
@@ -136,6 +154,17 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
             }
             Err(error)
         }
+    }
+}
+
+/// Says what a replaced environment takes with it.
+fn tell_lost(prefix: &Path, progress: &dyn Progress) {
+    let Ok(lost) = Lost::with(prefix) else { return };
+    for line in lost.lines() {
+        progress.warn(
+            &format!("with the environment that is replaced go {line}"),
+            &["to keep them, change the environment instead: tare update -f FILE --prune".to_owned()],
+        );
     }
 }
 

@@ -29,6 +29,8 @@ pub mod elf;
 pub mod error;
 /// An environment or a lock as text for other tools.
 pub mod export;
+/// Reading files that may be something else than files.
+mod files;
 /// The GPU side: drivers, the caching allocator, traces.
 pub mod gpu;
 /// A solution to a prefix: fetch, stage, link, compile, rename.

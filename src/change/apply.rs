@@ -153,7 +153,7 @@ pub(super) async fn apply(
     guard.disarm();
     let changed = result?;
     if register
-        && let Some(home) = home.or_else(dirs::home_dir)
+        && let Some(home) = home.or_else(crate::config::home_dir)
         && let Err(error) = install::register(&home, &changed.prefix, true)
     {
         tracing::debug!("{error}");

@@ -6,6 +6,7 @@
 
 mod apply;
 mod find;
+mod lost;
 mod plan;
 mod repair;
 mod revert;
@@ -22,6 +23,7 @@ use indexmap::IndexMap;
 use rattler_conda_types::{MatchSpec, PackageName, PrefixRecord, RepoDataRecord};
 
 pub use apply::Changed;
+pub use lost::Lost;
 pub use plan::{ChangePlan, PlanRow};
 pub use repair::{Repaired, repair};
 pub use revert::revert;
@@ -64,6 +66,8 @@ pub struct Options {
     pub lock_timeout: Option<Duration>,
     /// Change a frozen environment (CEP 22) too.
     pub override_frozen: bool,
+    /// Remove a whole environment although files in it belong to no package.
+    pub give_up_files: bool,
     /// The command line, for the history.
     pub command: Vec<String>,
     /// Stops the work.
@@ -127,21 +131,6 @@ fn same_place(a: &Path, b: &Path) -> bool {
     a == b || matches!((std::fs::canonicalize(a), std::fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Refuses environments that cannot be exchanged for another folder.
-fn refuse_mount_point(prefix: &Path) -> Result<()> {
-    let Some(point) = survey::mount_point(prefix) else { return Ok(()) };
-    let shown = point.display();
-    Err(if same_place(&point, prefix) {
-        Error::failure(format!("`{shown}` is a mount point"))
-            .because("an environment is changed by exchanging its folder for a new one, and a mount point cannot be renamed")
-            .hint(format!("keep the environment in a folder inside it: tare create -p '{shown}/env' --clone '{shown}'"))
-    } else {
-        Error::failure(format!("something is mounted inside the environment, at `{shown}`"))
-            .because("an environment is changed by exchanging its folder for a new one, and what is mounted would go with the old one")
-            .hint(format!("unmount it first: umount '{shown}'"))
-    })
-}
-
 /// Takes the lock of `prefix` and completes what a killed run left.
 async fn lock(prefix: &Path, options: &Options, progress: &dyn Progress) -> Result<PrefixLock> {
     let lock = PrefixLock::acquire(prefix, &options.command, options.lock_timeout, progress, &options.cancel).await?;
@@ -183,7 +172,7 @@ async fn open_anywhere(path: &Path, options: &Options, progress: &dyn Progress) 
     let mut held = None;
     if !options.dry_run {
         if path.exists() {
-            refuse_mount_point(&path)?;
+            install::refuse_mount_point(&path)?;
         } else if !install::needs_recovery(&path) {
             // Says what is wrong, without a lock file in a folder that may not even exist.
             Prefix::open(&path)?;

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::apply::{self, Changed, Job, Known, Repair};
 use super::find::{Finder, Named, not_found};
-use super::{Options, lock, refuse_mount_point, requested_of, same_place};
+use super::{Options, lock, requested_of, same_place};
 use crate::channel::Session;
 use crate::config::Settings;
 use crate::create;
@@ -67,7 +67,7 @@ pub async fn repair(check: verify::Options, options: &Options, settings: &Settin
     let mut held = None;
     if !options.dry_run {
         if path.exists() {
-            refuse_mount_point(&path)?;
+            install::refuse_mount_point(&path)?;
         }
         if path.exists() || install::needs_recovery(&path) {
             held = Some(lock(&path, options, &*progress).await?);

@@ -168,7 +168,7 @@ pub fn expand<C: ChannelSource>(entries: &[C], settings: &Settings, options: Exp
 pub fn host_url(settings: &Settings, wanted: Vec<String>, progress: &dyn Progress) -> Result<Url> {
     let env = &settings.env;
     let options = host::HostOptions {
-        cache_dir: settings.cache_dir.value.clone(),
+        cache_dir: settings.cache_dir()?.to_owned(),
         interpreter: env.get("TARE_HOST_PYTHON").filter(|text| !text.is_empty()).map(|text| expand_home(&text, settings.home.as_deref())),
         path_env: env.get("PATH").map(Into::into),
         home: settings.home.clone(),

@@ -86,7 +86,7 @@ impl Session {
         let client = ClientOptions::new(settings, storage.clone(), retry, progress.as_ref())?;
         let credentials = client.credentials.clone();
         let client = client.lazy();
-        let cache_dir = settings.cache_dir.value.clone();
+        let cache_dir = settings.cache_dir()?.to_owned();
         rattler_cache::ensure_cache_dir(&cache_dir).map_err(|error| {
             Error::io("make the cache folder", &cache_dir, &error).hint("choose another place for the cache: TARE_CACHE_DIR=PATH")
         })?;

@@ -302,7 +302,7 @@ pub struct ChangeArgs {
     /// Print what would be done
     #[arg(short, long)]
     pub dry_run: bool,
-    /// Accepted for scripts written for conda: tare never asks
+    /// tare never asks; a whole environment with files that belong to no package is removed only with this
     #[arg(short, long)]
     pub yes: bool,
     /// Change an environment that is marked as frozen (`conda-meta/frozen`) too

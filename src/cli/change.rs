@@ -27,6 +27,7 @@ fn options(change: &ChangeArgs, link: &LinkArgs) -> Options {
         allow_external_links: link.allow_external_links,
         lock_timeout: link.lock_timeout.map(Duration::from_secs),
         override_frozen: change.override_frozen,
+        give_up_files: change.yes,
         command: std::env::args().collect(),
         cancel: Cancel::new(),
     }

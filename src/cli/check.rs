@@ -87,7 +87,7 @@ async fn subjects(args: &CheckArgs, context: &Context<'_>) -> Result<(Vec<(Strin
 async fn machine(context: &Context<'_>) -> Result<Machine> {
     let settings = &context.settings;
     let (env, cache) = (settings.env.clone(), settings.cache_dir.value.clone());
-    blocking(move |_| Ok(Machine::from(&gpu::detect(&Probe { cache: false, ..Probe::default() }, &env, &cache)))).await
+    blocking(move |_| Ok(Machine::from(&gpu::detect(&Probe { cache: false, ..Probe::default() }, &env, cache.as_deref())))).await
 }
 
 /// Runs `work` on a thread. When the future is dropped (Ctrl-C), the switch that `work` got is flipped.

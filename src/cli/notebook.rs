@@ -95,7 +95,7 @@ pub struct LaunchArgs {
 }
 
 fn dirs() -> Result<DataDirs> {
-    DataDirs::new(dirs::home_dir().as_deref(), |name| std::env::var(name).ok())
+    DataDirs::new(crate::config::home_dir().as_deref(), |name| std::env::var(name).ok())
 }
 
 fn absolute(path: &Path) -> PathBuf {

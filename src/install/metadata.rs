@@ -518,6 +518,10 @@ pub fn environments_file(home: &Path) -> PathBuf {
 /// The list cannot be written; callers treat this as a remark, not a failure.
 pub fn register(home: &Path, prefix: &Path, present: bool) -> Result<()> {
     let path = environments_file(home);
+    match std::fs::metadata(&path).and_then(|about| crate::files::regular(&about)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("open", &path, &error)),
+        _ => {}
+    }
     let folder = path.parent().unwrap_or(home);
     if !present && !path.exists() {
         return Ok(());

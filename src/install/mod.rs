@@ -37,7 +37,9 @@ pub use fetch::{Archive, CacheCheck};
 pub use lock::{DEFAULT_LOCK_TIMEOUT, Holder, PrefixLock};
 pub(crate) use metadata::{FileKind, TARE_FOLDER, hex as hex_text, is_host, read_modes, set_mode, sha256_hex, without_secrets};
 pub use metadata::{Stamp, channel_name, digest_of, environments_file, first_damage, history_name, register};
+pub(crate) use swap::sync_folder;
 pub use swap::{Placing, Recovered, needs_recovery, recover};
+pub(crate) use target::refuse_mount_point;
 pub use target::{ExistingEnvironment, TargetState, resolve_prefix, state_of_target};
 
 use crate::error::{Error, Kind, Result};
@@ -326,7 +328,7 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
     .await?;
     guard.disarm();
     if plan.register && plan.placed.load(Ordering::SeqCst) {
-        let home = plan.home.clone().or_else(dirs::home_dir);
+        let home = plan.home.clone().or_else(crate::config::home_dir);
         if let Some(home) = home
             && let Err(error) = register(&home, &prefix, true)
         {
@@ -503,6 +505,7 @@ pub(crate) fn accept_target(prefix: &Path, replace: bool, override_frozen: bool)
         TargetState::Absent | TargetState::EmptyFolder => Ok(swap::Placing::New),
         TargetState::Environment(existing) if replace => {
             refuse_frozen(&existing, override_frozen)?;
+            refuse_mount_point(prefix)?;
             Ok(swap::Placing::Replace)
         }
         TargetState::Environment(_) => Err(Error::failure(format!("there already is an environment at `{shown}`"))

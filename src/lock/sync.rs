@@ -1,6 +1,6 @@
 //! `tare sync`: an environment becomes what a lock says. No solver runs, and where it is so already, the lock is not even parsed.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -476,20 +476,10 @@ fn tell_about_machine(
 /// # Errors
 /// There are such files.
 fn refuse_to_lose_files(prefix: &Path) -> Result<()> {
-    let mut owned: HashSet<PathBuf> = HashSet::new();
-    if let Ok(manifest) = std::fs::read_to_string(prefix.join("conda-meta/tare/files")) {
-        owned.extend(manifest.lines().filter_map(|line| line.split_once(' ')).map(|(_, path)| PathBuf::from(path)));
-    }
-    let (records, _) = Prefix::open(prefix)?.records_and_damage()?;
-    for record in records {
-        owned.extend(record.files);
-    }
-    let mut foreign = Vec::new();
-    collect(prefix, Path::new(""), &owned, &mut foreign);
+    let foreign = Prefix::open(prefix)?.files_of_nobody()?;
     if foreign.is_empty() {
         return Ok(());
     }
-    foreign.sort();
     let named: Vec<String> = foreign.iter().take(3).map(|path| format!("`{}`", path.display())).collect();
     let more = if foreign.len() > 3 { format!(" and {} more", foreign.len() - 3) } else { String::new() };
     let mut error = Error::failure(format!("the environment `{}` has files that belong to none of its packages", prefix.display()))
@@ -500,22 +490,6 @@ fn refuse_to_lose_files(prefix: &Path) -> Result<()> {
         error = error.hint("packages that pip put there: list them in the `pip:` section of the environment.yml");
     }
     Err(error)
-}
-
-fn collect(prefix: &Path, folder: &Path, owned: &HashSet<PathBuf>, foreign: &mut Vec<PathBuf>) {
-    let Ok(entries) = std::fs::read_dir(prefix.join(folder)) else { return };
-    for entry in entries.flatten() {
-        let path = folder.join(entry.file_name());
-        if path == Path::new("conda-meta") || path == Path::new("__clobbers__") || entry.file_name() == "__pycache__" {
-            continue;
-        }
-        let Ok(kind) = entry.file_type() else { continue };
-        if kind.is_dir() {
-            collect(prefix, &path, owned, foreign);
-        } else if !owned.contains(&path) {
-            foreign.push(path);
-        }
-    }
 }
 
 #[allow(clippy::too_many_arguments)]

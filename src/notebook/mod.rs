@@ -83,7 +83,7 @@ pub async fn install(
         // Refused before anything is changed.
         Some(kernel::prepare(&prefix, options)?)
     };
-    let ready = package::ready(&settings.cache_dir.value, &options.binary)?;
+    let ready = package::ready(settings.cache_dir()?, &options.binary)?;
     let mut change = change.clone();
     change.which = prefix::Which { name: None, prefix: Some(prefix.clone()) };
     let outcome = change::add_wheels(&[ready], &change, settings, progress).await?;

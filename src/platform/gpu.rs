@@ -145,18 +145,14 @@ pub fn detect_child_main(route: &str) -> String {
 }
 
 /// Asks all routes, or the cache. Never fails; takes no longer than [`Probe::limit`] and a little.
-pub fn detect(probe: &Probe, env: &Environment, cache_dir: &Path) -> GpuDetection {
+pub fn detect(probe: &Probe, env: &Environment, cache_dir: Option<&Path>) -> GpuDetection {
+    let Some(cache_dir) = cache_dir.filter(|_| probe.cache) else { return ask(probe, env) };
     let cache_file = cache_dir.join("detection").join(format!("gpu-{}.json", fingerprint(probe, env)));
-    if probe.cache
-        && let Some(found) = read_cache(&cache_file)
-    {
-        return found;
-    }
-    let found = ask(probe, env);
-    if probe.cache {
+    read_cache(&cache_file).unwrap_or_else(|| {
+        let found = ask(probe, env);
         write_cache(&cache_file, &found);
-    }
-    found
+        found
+    })
 }
 
 fn ask(probe: &Probe, env: &Environment) -> GpuDetection {

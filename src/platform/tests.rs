@@ -51,7 +51,7 @@ impl Machine {
         let mut map: std::collections::HashMap<String, String> =
             variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         map.insert("PATH".to_owned(), bin);
-        let mut options = TargetOptions::new(Environment::from_map(map), self.path("cache"));
+        let mut options = TargetOptions::new(Environment::from_map(map), Some(self.path("cache")));
         options.probe = gpu::Probe {
             root: self.path("root"),
             child: Some(vec![self.path("bin/child").into_os_string()]),
@@ -226,7 +226,7 @@ fn the_second_look_comes_from_the_cache_until_something_changes() {
         std::fs::write(entry.unwrap().path(), "{").unwrap();
     }
     assert!(!target(&options).unwrap().gpu.from_cache);
-    options.cache_dir = Path::new("/proc/no/such").to_path_buf();
+    options.cache_dir = Some(Path::new("/proc/no/such").to_path_buf());
     assert!(target(&options).unwrap().cuda().is_some());
 }
 
@@ -436,7 +436,7 @@ fn the_driver_of_this_machine() {
         return;
     }
     let cache = tempfile::tempdir().unwrap();
-    let mut options = TargetOptions::new(Environment::process(), cache.path().to_path_buf());
+    let mut options = TargetOptions::new(Environment::process(), Some(cache.path().to_path_buf()));
     let program = std::env::current_exe().unwrap().into_os_string();
     let mut child = vec![program];
     child.extend(["--ignored", "--nocapture", "--exact", "platform::tests::as_a_child"].map(Into::into));

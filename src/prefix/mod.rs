@@ -5,6 +5,7 @@ mod history;
 mod init;
 mod list;
 mod names;
+mod nobody;
 mod run;
 mod shell;
 mod subshell;
