@@ -488,6 +488,34 @@ fn a_full_disk_changes_nothing() {
     tare(&env, &channel, &["update", "-n", "e", "--all"]).ok();
 }
 
+/// The disk of the cache is full instead: nothing can be fetched or unpacked, and the environment is as it was.
+#[test]
+fn a_full_disk_of_the_cache_changes_nothing() {
+    let env = TestEnv::new();
+    let mut channel = channel(&env);
+    let noise: Vec<u8> = (0..3_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    for version in ["1.0", "2.0"] {
+        channel.add(&Package::new("large", version).file("share/large", [version.as_bytes(), noise.as_slice()].concat()));
+    }
+    let Some(_mounted) = Mounted::tmpfs(&env.cache(), "5m") else { return };
+    tare(&env, &channel, &["create", "-n", "e", "large=1.0", "app=1.0"]).ok();
+    let whole = tree(&env.envs().join("e"), &[]);
+    for args in
+        [&["update", "-n", "e", "large=2.0"][..], &["install", "-n", "e", "large=2.0"], &["create", "-n", "e", "--force", "large=2.0"]]
+    {
+        let failed = tare(&env, &channel, args);
+        assert!(failed.code == 1 && failed.stderr.to_lowercase().contains("space"), "{args:?}: {} {}", failed.code, failed.stderr);
+        assert!(failed.stderr.contains("hint: "), "{args:?}: {}", failed.stderr);
+        assert_eq!(tree(&env.envs().join("e"), &[]), whole, "{args:?}");
+        assert_eq!(leftovers(&env), [""; 0], "{args:?}");
+    }
+    // Neither half a package nor a lock is in the way when there is room again, and `remove` never needed any.
+    env.tare(&["remove", "-n", "e", "app"]).ok();
+    env.tare(&["clean", "--packages"]).ok();
+    tare(&env, &channel, &["update", "-n", "e", "large=2.0"]).ok();
+    env.tare(&["verify", "-n", "e"]).ok();
+}
+
 #[test]
 fn a_folder_that_cannot_be_written_is_named() {
     use std::os::unix::process::CommandExt;
