@@ -17,7 +17,7 @@ use super::{find, read_all, replace, undo_binary};
 use crate::error::{Error, Result};
 use crate::install::hex_text;
 use crate::prefix::Prefix;
-use crate::pypi::record_file::{self, Line};
+use crate::pypi::record_file;
 use crate::report::{Phase, Progress};
 
 /// What stands for the path of the environment where no package says what stood there.
@@ -180,7 +180,7 @@ impl Context<'_> {
         let bytes = read()?;
         Ok(Some(match path.file_name().and_then(|name| name.to_str()).unwrap_or_default() {
             name if name.ends_with(".pyc") => undo_byte_code(&bytes, prefix),
-            "RECORD" => wheel_record(path, &bytes, prefix),
+            "RECORD" => self.wheel_record(path, &bytes),
             // Of these only the line that names the interpreter was written for the place.
             _ if path.starts_with("bin") && self.wheel_files.contains(path) => undo_script(&bytes, prefix),
             _ => replace(&bytes, prefix, PLACEHOLDER.as_bytes()),
@@ -197,18 +197,45 @@ impl Context<'_> {
         }
     }
 
+    /// Whether a file is what is said of it: then what is said follows from the file, which is hashed itself.
+    fn is_as_said(&self, path: &Path, sha256: &[u8], size: Option<u64>) -> bool {
+        super::hash_file(&self.root.join(path)).is_ok_and(|(found, len)| found[..] == *sha256 && size.is_none_or(|size| size == len))
+    }
+
     /// tare's record of a Python package.
     fn noted(&self, bytes: &[u8]) -> Vec<u8> {
         let bytes = replace(bytes, self.made_for.as_bytes(), PLACEHOLDER.as_bytes());
         let Ok(mut record) = serde_json::from_slice::<Value>(&bytes) else { return bytes };
         for file in record["files"].as_array_mut().into_iter().flatten() {
-            let varies = file["path"].as_str().is_some_and(|path| varies_in_wheels(Path::new(path)));
-            if let Some(file) = file.as_object_mut().filter(|_| varies) {
+            let said = (|| {
+                let path = Path::new(file["path"].as_str()?);
+                let sha256 = crate::pypi::wheel::from_hex(file["sha256"].as_str()?)?;
+                Some(varies_in_wheels(path) && self.is_as_said(path, &sha256, file["size"].as_u64()))
+            })();
+            if let Some(file) = file.as_object_mut().filter(|_| said == Some(true)) {
                 file.remove("sha256");
                 file.remove("size");
             }
         }
         record.to_string().into_bytes()
+    }
+
+    /// A `RECORD` without hash and size of what varies. `path`: where it lies, relative to the environment.
+    fn wheel_record(&self, path: &Path, bytes: &[u8]) -> Vec<u8> {
+        let text = String::from_utf8_lossy(bytes);
+        let site = path.parent().and_then(Path::parent).unwrap_or(Path::new(""));
+        let row = |written: &str| -> Option<String> {
+            let line = written.trim_end_matches('\r');
+            let parsed = record_file::parse(line).ok().filter(|lines| lines.len() == 1)?.pop()?;
+            let (path, sha256, size) = (record_file::inside(site, &parsed.path)?, parsed.sha256()?, parsed.size?);
+            let plain = record_file::row(&parsed.path, Some((&sha256, size))).trim_end() == line;
+            (plain && varies_in_wheels(&path) && self.is_as_said(&path, &sha256, Some(size))).then(|| format!("{}\0", parsed.path))
+        };
+        let rows: String = text
+            .split_inclusive('\n')
+            .map(|line| row(line.trim_end_matches('\n')).map_or_else(|| line.to_owned(), |row| row + "\n"))
+            .collect();
+        replace(rows.as_bytes(), self.made_for.as_bytes(), PLACEHOLDER.as_bytes())
     }
 
     fn notes(&self, bytes: &[u8]) -> Vec<u8> {
@@ -223,9 +250,13 @@ impl Context<'_> {
         replace(notes.to_string().as_bytes(), self.made_for.as_bytes(), PLACEHOLDER.as_bytes())
     }
 
+    fn has_size(&self, path: &str, size: &str) -> bool {
+        std::fs::symlink_metadata(self.root.join(path)).is_ok_and(|about| size == about.len().to_string())
+    }
+
     fn manifest(&self, text: &str) -> String {
         let line = |line: &str| match line.split_once(' ') {
-            Some((_, path)) if self.depends_on_place(Path::new(path)) => format!("? {path}\n"),
+            Some((size, path)) if self.depends_on_place(Path::new(path)) && self.has_size(path, size) => format!("? {path}\n"),
             _ => format!("{line}\n"),
         };
         text.lines().map(line).collect()
@@ -241,23 +272,6 @@ fn varies_in_wheels(path: &Path) -> bool {
         Some(name) => name.ends_with(".pyc") || path.parent().is_some_and(|folder| folder == Path::new("bin")),
         None => false,
     }
-}
-
-/// A `RECORD` without hash and size of what varies. `path`: where it lies, relative to the environment.
-fn wheel_record(path: &Path, bytes: &[u8], prefix: &[u8]) -> Vec<u8> {
-    let text = String::from_utf8_lossy(bytes);
-    let site = path.parent().and_then(Path::parent);
-    let (Ok(lines), Some(site)) = (record_file::parse(&text), site) else {
-        return replace(bytes, prefix, PLACEHOLDER.as_bytes());
-    };
-    let row = |line: &Line| {
-        let varies = record_file::inside(site, &line.path).is_none_or(|path| varies_in_wheels(&path));
-        let described = line.hash.as_ref().filter(|_| !varies).map(|hash| format!("{}={}", hash.algorithm, hex_text(&hash.digest)));
-        let size = line.size.filter(|_| !varies).map(|size| size.to_string());
-        format!("{}\0{}\0{}\n", line.path, described.unwrap_or_default(), size.unwrap_or_default())
-    };
-    let rows: String = lines.iter().map(row).collect();
-    replace(rows.as_bytes(), prefix, PLACEHOLDER.as_bytes())
 }
 
 /// A Python script as it is for any path. Where the path of the interpreter is long or has blanks, `/bin/sh` starts it: here it never does.
@@ -280,7 +294,13 @@ fn undo_script(bytes: &[u8], prefix: &[u8]) -> Vec<u8> {
 fn record(bytes: &[u8], context: &Context<'_>) -> Vec<u8> {
     let Ok(mut record) = serde_json::from_slice::<Value>(bytes) else { return bytes.to_vec() };
     for entry in record.pointer_mut("/paths_data/paths").and_then(Value::as_array_mut).into_iter().flatten() {
-        let varies = entry["_path"].as_str().is_some_and(|path| context.depends_on_place(Path::new(path)));
+        let hash =
+            entry.get("sha256_in_prefix").or_else(|| entry.get("prefix_placeholder").is_none().then(|| entry.get("sha256")).flatten());
+        let hash = hash.and_then(Value::as_str).and_then(crate::pypi::wheel::from_hex);
+        let varies = entry["_path"].as_str().is_some_and(|path| {
+            let path = Path::new(path);
+            context.depends_on_place(path) && hash.is_none_or(|hash| context.is_as_said(path, &hash, None))
+        });
         if let Some(entry) = entry.as_object_mut().filter(|_| varies) {
             entry.remove("sha256_in_prefix");
             entry.remove("size_in_bytes");
@@ -387,18 +407,29 @@ mod tests {
     }
 
     #[test]
-    fn a_record_keeps_all_hashes_but_those_that_vary() {
+    fn what_a_record_says_counts_unless_it_follows_from_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
         let path = Path::new("lib/python3.11/site-packages/x-1.dist-info/RECORD");
-        let hash = "sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU";
-        let text = |script: &str, size: u32, module: u32| {
-            format!(
-                "../../../bin/x,{script},{size}\n\"x/a,b.py\",{hash},{module}\nx/__pycache__/m.cpython-311.pyc,{script},{size}\nx-1.dist-info/RECORD,,\n"
-            )
+        std::fs::create_dir(root.join("bin")).unwrap();
+        let context =
+            Context { root, made_for: "/e/a".to_owned(), entries: HashMap::new(), wheel_files: HashSet::new(), relocatable: true };
+        let undone = |script: &str, claimed: &str, module: u64| {
+            std::fs::write(root.join("bin/x"), script).unwrap();
+            let digest = Sha256::digest(claimed);
+            let text = record_file::row("../../../bin/x", Some((&digest, claimed.len() as u64)))
+                + &record_file::row("x/a,b.py", Some((&digest_of_nothing(), module)))
+                + "x-1.dist-info/RECORD,,\n";
+            context.wheel_record(path, text.as_bytes())
         };
-        let other = "sha256=n4bQgYhMfWWaL-qgxVrQFaO_TxsrC4Is0V1sFbDwCgg";
-        let undone = |text: &str| wheel_record(path, text.as_bytes(), b"/e/a");
-        assert_eq!(undone(&text(hash, 10, 3)), undone(&text(other, 110, 3)));
-        assert_ne!(undone(&text(hash, 10, 3)), undone(&text(hash, 10, 4)));
+        let right = undone("#!/e/a/bin/python", "#!/e/a/bin/python", 3);
+        assert_eq!(right, undone("#!/other/bin/python", "#!/other/bin/python", 3));
+        assert_ne!(right, undone("#!/e/a/bin/python", "#!/e/a/bin/pythoN", 3));
+        assert_ne!(right, undone("#!/e/a/bin/python", "#!/e/a/bin/python", 4));
+    }
+
+    fn digest_of_nothing() -> [u8; 32] {
+        Sha256::digest(b"").into()
     }
 
     #[test]
