@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::install::{self, Cancel, ExistingEnvironment, Installed, LinkMode, LinkScripts, Plan, TargetState};
 use crate::prefix::{Places, Which};
 use crate::pypi::{PypiPlan, PypiRecord, PypiSource};
-use crate::report::Progress;
+use crate::report::{Progress, Silent};
 use crate::resolve::{self, Inputs, Prepared, Resolved};
 use crate::solve;
 
@@ -86,7 +86,7 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
 
     if !options.dry_run {
         match install::state_of_target(&prefix)? {
-            TargetState::Environment(existing) => match difference(&existing, &prepared) {
+            TargetState::Environment(existing) => match difference(&existing, &prepared, !options.force, &*progress) {
                 None => return Ok(Outcome::Same { prefix }),
                 Some(_) if options.force => {
                     // Refused, and told, before anything is lost.
@@ -126,7 +126,7 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
     let planned = Planned { prefix, prepared, resolved, pypi };
     if options.dry_run {
         if let Ok(TargetState::Environment(existing)) = install::state_of_target(&planned.prefix) {
-            match difference(&existing, &planned.prepared) {
+            match difference(&existing, &planned.prepared, !options.force, &*progress) {
                 None => progress.note("the environment is there already and as asked: `create` would do nothing"),
                 Some(why) if options.force => {
                     progress.note(&format!("the environment that is there would be replaced: {why}"));
@@ -140,15 +140,18 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
         }
         return Ok(Outcome::Planned(Box::new(planned)));
     }
-    let plan = plan(&planned, options, settings)?;
-    match install::create_with(&plan, &session.package_cache, session.client.clone(), progress).await {
+    let mut plan = plan(&planned, options, settings)?;
+    if plan.replace {
+        crate::notebook::carry_over(&install::resolve_prefix(&planned.prefix)?, &mut plan, settings, &*progress)?;
+    }
+    match install::create_with(&plan, &session.package_cache, session.client.clone(), progress.clone()).await {
         Ok(installed) => Ok(Outcome::Created(Box::new(planned), Box::new(installed))),
         Err(error) => {
             // Another process may have made the very environment while this one waited for its lock.
             if !options.force
                 && !plan.placed.load(std::sync::atomic::Ordering::SeqCst)
                 && let Ok(TargetState::Environment(existing)) = install::state_of_target(&planned.prefix)
-                && difference(&existing, &planned.prepared).is_none()
+                && difference(&existing, &planned.prepared, true, &Silent).is_none()
             {
                 return Ok(Outcome::Same { prefix: planned.prefix });
             }
@@ -186,8 +189,8 @@ pub fn places(settings: &Settings) -> Places {
 }
 
 /// Why the environment is not what the request would make; `None` if it is. Nothing is solved for that: an equal request
-/// is enough, whatever the channels have got since.
-fn difference(existing: &ExistingEnvironment, prepared: &Prepared) -> Option<String> {
+/// is enough, whatever the channels have got since. Files of nobody in site-packages are `tolerated` and told, or a difference.
+fn difference(existing: &ExistingEnvironment, prepared: &Prepared, tolerated: bool, progress: &dyn Progress) -> Option<String> {
     let Some(stamp) = &existing.stamp else { return Some("it was not made by tare".to_owned()) };
     if stamp.prefix != existing.prefix {
         return Some(format!("it was made at `{}` and moved", stamp.prefix.display()));
@@ -205,7 +208,16 @@ fn difference(existing: &ExistingEnvironment, prepared: &Prepared) -> Option<Str
             format!("it was made from another input: the {} differ", parts.join(", "))
         });
     }
-    install::first_damage(&existing.prefix, stamp)
+    let look = install::look(&existing.prefix, stamp);
+    if let Some(why) = look.difference() {
+        return Some(why);
+    }
+    let alien = look.aliens.first()?;
+    if !tolerated {
+        return Some(format!("`{}` belongs to no package", alien.display()));
+    }
+    install::tell_aliens(&existing.prefix, &look.aliens, progress);
+    None
 }
 
 /// Packages whose link scripts may run, by name.
@@ -264,6 +276,7 @@ pub(crate) fn facts(planned: &Planned) -> Value {
         "input_parts": prepared.parts,
         "sources": prepared.spec.sources.iter().map(|source| json!({ "name": source.name, "sha256": source.sha256 })).collect::<Vec<_>>(),
         "channels": prepared.channels.iter().map(|channel| &channel.display).collect::<Vec<_>>(),
+        "nodefaults": prepared.spec.nodefaults,
         "channel_priority": solution.map(|solution| solution.priority_used),
         "channel_priority_fell_back": solution.is_some_and(|solution| solution.priority_fell_back),
         "exclude_newer": prepared.exclude_newer.map(|time| time.to_string()),

@@ -25,7 +25,7 @@ use rattler_conda_types::{MatchSpec, PackageName, PrefixRecord, RepoDataRecord};
 pub use apply::Changed;
 pub use lost::Lost;
 pub use plan::{ChangePlan, PlanRow};
-pub use repair::{Repaired, repair};
+pub use repair::{Repaired, Sibling, Unrepaired, repair};
 pub use revert::revert;
 pub use variables::{check_variable, set_variables, unset_variables};
 pub use whole::{Renamed, clone_environment, named, relocate_environment, remove_environment, rename_environment};
@@ -390,8 +390,11 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
     link.requested = plan.requested_specs();
     link.records.clone_from(&plan.link);
     plan.planned = Some(planned);
-    let changed =
-        if options.dry_run || plan.is_nothing(&open) { None } else { Some(run(&plan, &mut open, link, &session, progress).await?) };
+    let changed = if options.dry_run || plan.is_nothing(&open) {
+        None
+    } else {
+        Some(run(&plan, &mut open, link, &session, settings, progress).await?)
+    };
     Ok(Outcome { plan, changed })
 }
 
@@ -424,6 +427,7 @@ async fn run(
     open: &mut Open,
     mut link: install::Plan,
     session: &Session,
+    settings: &Settings,
     progress: Arc<dyn Progress>,
 ) -> Result<Changed> {
     let told = link.pypi.take();
@@ -432,8 +436,10 @@ async fn run(
             Error::failure(format!("`{}` needs Python, which is not among the packages", plan.pypi.link[0].record.name))
                 .hint("add `python` to the conda packages")
         })?;
+        let mut wheels = plan.pypi.link.clone();
+        crate::notebook::refresh(&mut wheels, settings)?;
         link.pypi = Some(PypiPlan {
-            wheels: plan.pypi.link.clone(),
+            wheels,
             python: version,
             engine: told.as_ref().and_then(|told| told.engine.clone()),
             clobber: told.is_some_and(|told| told.clobber),
@@ -721,7 +727,7 @@ pub async fn remove(names: &[String], prune: bool, options: &Options, settings: 
     }
     let session = Session::open(settings, progress.clone())?;
     let link = unsolved(&plan, &open, options)?;
-    let changed = run(&plan, &mut open, link, &session, progress).await?;
+    let changed = run(&plan, &mut open, link, &session, settings, progress).await?;
     Ok(Outcome { plan, changed: Some(changed) })
 }
 
@@ -743,8 +749,14 @@ pub async fn add_wheels(wheels: &[ReadyWheel], options: &Options, settings: &Set
     let mut link = unsolved(&plan, &open, options)?;
     // As the rest of the environment.
     link.compile = !options.no_compile && open.stamp.as_ref().is_some_and(|stamp| stamp.compiled);
-    let changed = run(&plan, &mut open, link, &session, progress).await?;
+    let changed = run(&plan, &mut open, link, &session, settings, progress).await?;
     Ok(Outcome { plan, changed: Some(changed) })
+}
+
+/// No single input and no lock describes the environment any more.
+fn forget_input(facts: &mut serde_json::Map<String, serde_json::Value>) {
+    facts.insert("input_digest".to_owned(), serde_json::Value::Null);
+    facts.remove("lock");
 }
 
 /// What to link for a plan that nothing was solved for.
@@ -756,8 +768,13 @@ fn unsolved(plan: &ChangePlan, open: &Open, options: &Options) -> Result<install
     link.cancel = options.cancel.clone();
     link.compile = false;
     link.metadata = open.stamp.as_ref().map_or(serde_json::Value::Null, |stamp| stamp.metadata.clone());
-    if let Some(facts) = link.metadata.as_object_mut() {
-        facts.insert("input_digest".to_owned(), serde_json::Value::Null);
+    // tare's own tooling is part of no input and no lock.
+    let only_tooling = plan.link.is_empty()
+        && plan.unlink.is_empty()
+        && plan.pypi.link.iter().all(|ready| ready.record.is_tooling())
+        && plan.pypi.unlink.iter().all(Installed::is_tooling);
+    if let Some(facts) = link.metadata.as_object_mut().filter(|_| !only_tooling) {
+        forget_input(facts);
     }
     Ok(link)
 }

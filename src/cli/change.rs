@@ -8,10 +8,11 @@ use super::args::{
     ChangeArgs, CreateArgs, EnvironmentArgs, InstallArgs, LinkArgs, RelocateArgs, RemoveArgs, RenameArgs, UpdateArgs, VarsCommand,
 };
 use super::context::{Context, inputs, link_mode};
-use super::create::{name_of, quoted};
+use super::create::name_of;
 use crate::change::{self, ChangePlan, Changed, Mode, Options, Outcome};
 use crate::error::{Error, Result};
 use crate::install::{Cancel, LinkMode};
+use crate::lock::quoted;
 use crate::prefix::{Prefix, Which};
 use crate::resolve::count;
 use crate::ui::{human_bytes, table};

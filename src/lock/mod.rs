@@ -622,6 +622,30 @@ pub fn is_machine_bound(record: &RepoDataRecord) -> bool {
     record.url.scheme() == HOST_SCHEME || crate::install::is_host(record)
 }
 
+/// The name of a lock where nothing else is said.
+pub(crate) const DEFAULT_NAME: &str = "tare.lock";
+
+/// A word of a command line, for a shell.
+pub(crate) fn quoted(word: &str) -> String {
+    let plain = word.chars().all(|c| c.is_ascii_alphanumeric() || "/._-+@%=:,".contains(c));
+    if plain && !word.is_empty() { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
+/// The command line of `tare lock` for inputs, for hints. `more`: further options.
+pub(crate) fn command(files: &[String], specs: &[String], output: &str, more: &str) -> String {
+    let mut words = vec!["tare lock".to_owned()];
+    for file in files {
+        // What came from stdin is called otherwise in messages.
+        words.push(format!("-f {}", if file.starts_with('<') { "-".to_owned() } else { quoted(file) }));
+    }
+    words.extend(specs.iter().map(|spec| quoted(spec)));
+    if output != DEFAULT_NAME && !output.is_empty() {
+        words.push(format!("-o {}", quoted(output)));
+    }
+    words.extend((!more.is_empty()).then(|| more.to_owned()));
+    words.join(" ")
+}
+
 /// A record as a lock keeps it: without credentials, and `host` without the path of its machine.
 pub fn for_lock(record: &RepoDataRecord) -> RepoDataRecord {
     let mut record = crate::install::without_secrets(record);

@@ -80,6 +80,8 @@ pub enum KernelState {
     EnvironmentGone,
     /// The environment has no ipykernel.
     NoIpykernel,
+    /// It starts, but the environment has no `tare_notebook`.
+    NoPackage,
     /// The `tare` that starts it is not there.
     ProgramGone,
 }
@@ -91,6 +93,7 @@ impl KernelState {
             KernelState::Ready => "ready",
             KernelState::EnvironmentGone => "environment is gone",
             KernelState::NoIpykernel => "no ipykernel",
+            KernelState::NoPackage => "no tare_notebook",
             KernelState::ProgramGone => "program is gone",
         }
     }
@@ -218,6 +221,8 @@ pub fn list(dirs: &DataDirs, prefix: Option<&Path>) -> Vec<Kernel> {
             KernelState::ProgramGone
         } else if !super::has_ipykernel(&prefix) {
             KernelState::NoIpykernel
+        } else if !super::has_package(&prefix) {
+            KernelState::NoPackage
         } else {
             KernelState::Ready
         };
@@ -227,6 +232,14 @@ pub fn list(dirs: &DataDirs, prefix: Option<&Path>) -> Vec<Kernel> {
     }
     found.sort_by(|a, b| (&a.name, &a.folder).cmp(&(&b.name, &b.folder)));
     found
+}
+
+/// The folders of kernelspecs of tare that lie in the environment itself, relative to it.
+pub(crate) fn inside(prefix: &Path) -> Vec<PathBuf> {
+    let folder = Path::new("share/jupyter/kernels");
+    let entries = std::fs::read_dir(prefix.join(folder)).into_iter().flatten().flatten();
+    let ours = entries.filter(|entry| read(&entry.path().join("kernel.json")).as_ref().and_then(environment_of).is_some());
+    ours.map(|entry| folder.join(entry.file_name())).collect()
 }
 
 /// Removes the kernelspec of a kernel that tare made. The environment stays as it is.

@@ -8,13 +8,16 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+pub(crate) use kernel::inside as kernelspecs_inside;
 pub use kernel::{DataDirs, Kernel, KernelState, Place, default_name, list, remove};
 pub use package::{PACKAGE, wheel_bytes, wheel_file_name, write_sources};
 
 use crate::change;
 use crate::config::Settings;
 use crate::error::{Error, Kind, Result};
+use crate::install::Plan;
 use crate::prefix::{self, Environment, Prefix, RunOptions};
+use crate::pypi::{PypiPlan, ReadyWheel, WheelFile};
 use crate::report::Progress;
 
 /// What `notebook install` is told.
@@ -50,6 +53,66 @@ pub struct Done {
 /// Whether `ipykernel` is in the environment.
 pub fn has_ipykernel(prefix: &Path) -> bool {
     prefix::site_packages(prefix).iter().any(|site| prefix.join(site).join("ipykernel_launcher.py").is_file())
+}
+
+/// Whether `tare_notebook` is in the environment.
+pub fn has_package(prefix: &Path) -> bool {
+    prefix::site_packages(prefix).iter().any(|site| prefix.join(site).join("tare_notebook/__init__.py").is_file())
+}
+
+/// The package as this program makes it.
+fn made_here(settings: &Settings) -> Result<ReadyWheel> {
+    let binary = std::env::current_exe().map_err(|error| Error::failure("the path of this program cannot be told").because(error))?;
+    package::ready(&settings.cache_dir.value, &binary)
+}
+
+/// Puts the package into the plan of an environment that takes the place of one that has it: it is tare's own, so no lock and no request names it.
+///
+/// # Errors
+/// The cache cannot be written.
+pub(crate) fn carry_over(replaced: &Path, plan: &mut Plan, settings: &Settings, progress: &dyn Progress) -> Result<()> {
+    let (noted, _) = crate::pypi::installed::noted(replaced);
+    let Some(before) = noted.into_iter().find(|record| record.record.is_tooling() && replaced.join(&record.dist_info).is_dir()) else {
+        return Ok(());
+    };
+    if plan.pypi.iter().flat_map(|pypi| &pypi.wheels).any(|ready| ready.record.name == before.record.name) {
+        return Ok(());
+    }
+    let version = crate::pypi::install::python_version(plan.records.iter().map(|record| &record.package_record));
+    match version.filter(|version| before.fits(plan.subdir, version)) {
+        Some(python) => {
+            let ready = made_here(settings)?;
+            plan.pypi.get_or_insert(PypiPlan { wheels: Vec::new(), python, engine: None, clobber: false }).wheels.push(ready);
+        }
+        None => progress.warn("`tare_notebook` goes: the environment has no Python for it any more", &[]),
+    }
+    Ok(())
+}
+
+/// Makes the package again where it is among `wheels`: by now it may have left the cache.
+///
+/// # Errors
+/// The cache cannot be written.
+pub(crate) fn refresh(wheels: &mut [ReadyWheel], settings: &Settings) -> Result<()> {
+    for ready in wheels.iter_mut().filter(|ready| ready.record.is_tooling()) {
+        *ready = made_here(settings)?;
+    }
+    Ok(())
+}
+
+/// The very same wheel, if this program makes it; else as it was noted, which the cache may have.
+pub(crate) fn same_again(ready: ReadyWheel, settings: &Settings) -> ReadyWheel {
+    if !ready.record.is_tooling() {
+        return ready;
+    }
+    let hash = |ready: &ReadyWheel| match &ready.wheel {
+        WheelFile::Local { sha256, .. } => Some(sha256.clone()),
+        WheelFile::Remote => None,
+    };
+    match made_here(settings) {
+        Ok(made) if hash(&made) == hash(&ready) => made,
+        _ => ready,
+    }
 }
 
 fn no_ipykernel(prefix: &Path) -> Error {

@@ -21,7 +21,7 @@ use serde::Deserialize;
 
 pub use activate::{Activator, Prompt, shell_hook_json};
 pub use history::Revision;
-pub(crate) use history::requested as requested_after;
+pub(crate) use history::{parse as parse_history, requested as requested_after};
 pub(crate) use init::is_initialized;
 pub use init::{Change, Initialized, Tool, function, initialize, rc_file};
 pub use list::{

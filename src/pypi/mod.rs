@@ -14,6 +14,8 @@ mod provided;
 /// `RECORD` files.
 pub(crate) mod record_file;
 mod resolve;
+/// The Python half of revisions.
+pub mod revisions;
 mod section;
 /// Compatibility tags of wheels.
 pub mod tags;
@@ -43,6 +45,9 @@ pub type Name = pep508_rs::PackageName;
 /// A version (PEP 440).
 pub type Version = pep508_rs::pep440_rs::Version;
 
+/// Scheme of the URL of a package that the program carries: its own tooling, which no index has and which belongs to no request.
+pub(crate) const TOOLING: &str = "tare";
+
 /// One distribution of a solution.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PypiRecord {
@@ -66,13 +71,20 @@ pub struct PypiRecord {
     pub extras: Vec<String>,
 }
 
+impl PypiRecord {
+    /// Whether it is a package that the program carries and installs for itself (`tare_notebook`).
+    pub fn is_tooling(&self) -> bool {
+        matches!(&self.source, PypiSource::Archive { url, .. } if url.scheme() == TOOLING)
+    }
+}
+
 /// Where a distribution comes from. URLs never hold credentials.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum PypiSource {
     /// A wheel or source archive of an index, of `--find-links`, or named by URL or path.
     Archive {
-        /// `https`, `http` or `file`; the last segment is the file name.
+        /// `https`, `http` or `file`; the last segment is the file name. `tare` for what the program carries.
         url: Url,
         /// sha256 in hex. Absent only where neither index nor resolver tells it; the download then decides.
         #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -169,7 +169,7 @@ fn update_from_a_file_merges_and_prune_makes_it_equal() {
     env.tare(&["create", "-f", "environment.yml"]).ok().stderr_has("nothing to do");
     env.tare(&["create", "-f", "environment.yml", "-n", "fresh"]).ok();
     let names = |name: &str| -> BTreeSet<String> {
-        tree(&env.envs().join(name), &["history", "environment.json", "mine", "bin/app", "app-1.0-0.json", "tare/files"])
+        tree(&env.envs().join(name), &["history", "environment.json", "mine", "bin/app", "app-1.0-0.json", "tare/files", "revisions.json"])
             .into_iter()
             .collect()
     };

@@ -7,7 +7,8 @@
 //! CACHE/host
 //!   lock             held while packages are made
 //!   packages/KEY/    the packages of one installation and record.json; KEY follows from the installation's files
-//!   channels/KEY/    linux-64/ and noarch/ with repodata.json, channel.json; KEY follows from the set of installations
+//!   channels/KEY/    linux-64/ and noarch/ with repodata.json, channel.json; KEY follows from the set of installations and what is asked for
+//!   channels/pool/   the packages of all channels: what an environment notes of where a package came from
 //!   work/            being made; emptied by the next run after a kill
 //! ```
 //! Folders under `packages` and `channels` appear by one rename, so a reader needs no lock. One that is whole is never touched
@@ -189,6 +190,7 @@ pub fn materialize(options: &HostOptions, progress: &dyn Progress) -> Result<Hos
     let of_channel: Vec<&str> = keys.iter().map(String::as_str).chain(options.wanted.iter().map(String::as_str)).collect();
     let channel = root.join("channels").join(key(&of_channel));
     if let Some(made) = open(&channel)? {
+        fill_pool(&root, &channel)?;
         return Ok(made);
     }
 
@@ -225,6 +227,7 @@ pub fn materialize(options: &HostOptions, progress: &dyn Progress) -> Result<Hos
         return Err(none_usable(options, &records));
     }
     publish(&root, &work, &channel, &keys, &records)?;
+    fill_pool(&root, &channel)?;
     open(&channel)?.ok_or_else(|| Error::failure(format!("the `host` channel at `{}` vanished while it was made", channel.display())))
 }
 
@@ -456,6 +459,40 @@ fn without_twins(records: Vec<Record>) -> Vec<Record> {
     };
     let mut is_first = is_first;
     records.into_iter().filter(|record| is_first(record)).collect()
+}
+
+/// Name of the folder that has the packages of all channels.
+const POOL: &str = "pool";
+
+/// The address of a package or channel of `host` that does not depend on what was asked for when it was made: in the pool.
+pub(crate) fn lasting_url(url: &Url) -> Url {
+    let mut lasting = url.clone();
+    if let Some((before, after)) = url.path().split_once("/host/channels/") {
+        let rest = after.split_once('/').map(|(_, rest)| rest).unwrap_or_default();
+        lasting.set_path(&format!("{before}/host/channels/{POOL}/{rest}"));
+    }
+    lasting
+}
+
+/// Adds the packages of a channel to the pool. A file appears whole, and one that is whole is not touched.
+fn fill_pool(root: &Path, channel: &Path) -> Result<()> {
+    let Some(manifest) = read_manifest(channel) else { return Ok(()) };
+    for (file, size) in manifest.files.iter().filter(|(file, _)| !file.ends_with(".json")) {
+        let (from, to) = (channel.join(file), root.join("channels").join(POOL).join(file));
+        if fs::metadata(&to).is_ok_and(|about| about.len() == *size) {
+            continue;
+        }
+        let folder = to.parent().unwrap_or(root);
+        fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
+        let temporary =
+            tempfile::Builder::new().prefix(".new-").tempdir_in(folder).map_err(|error| Error::io("create a folder in", folder, &error))?;
+        let new = temporary.path().join("package");
+        if fs::hard_link(&from, &new).is_err() {
+            fs::copy(&from, &new).map_err(|error| Error::io("copy the package to", &new, &error))?;
+        }
+        fs::rename(&new, &to).map_err(|error| Error::io("rename", &new, &error))?;
+    }
+    Ok(())
 }
 
 /// Puts the channel folder together from the packages and shows it by one rename.
