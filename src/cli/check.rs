@@ -6,13 +6,16 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::args::{CheckArgs, CheckFormatArg, CheckHowArgs, CheckLevelArg};
+use super::blocking;
 use super::context::{Context, environment, places};
 use crate::check::memory::SelfTest;
 use crate::check::{self, Level, Machine, MemoryTest, Options, Report, Subject, html, junit, text};
 use crate::error::{Error, Result};
-use crate::install::{Cancel, CancelOnDrop};
 use crate::platform::gpu::{self, Probe};
 use crate::ui::Verbosity;
+
+/// Seconds that each program of a check gets where nothing else is asked for.
+const TIMEOUT: u64 = 180;
 
 pub async fn check(args: CheckArgs, context: &Context<'_>) -> Result<u8> {
     let printer = context.printer;
@@ -76,7 +79,8 @@ async fn subjects(args: &CheckArgs, context: &Context<'_>) -> Result<(Vec<(Strin
     let subject = match &args.python {
         Some(python) => {
             let (python, env) = (python.clone(), environment());
-            blocking(move |cancel| Subject::of_python(&python, &env, cancel)).await?
+            let limit = Duration::from_secs(args.how.timeout.unwrap_or(TIMEOUT));
+            blocking(move |cancel| Subject::of_python(&python, &env, limit, cancel)).await?
         }
         None => Subject::at(&context.locate(&args.environment)?)?,
     };
@@ -90,26 +94,19 @@ async fn machine(context: &Context<'_>) -> Result<Machine> {
     blocking(move |_| Ok(Machine::from(&gpu::detect(&Probe { cache: false, ..Probe::default() }, &env, &cache)))).await
 }
 
-/// Runs `work` on a thread. When the future is dropped (Ctrl-C), the switch that `work` got is flipped.
-async fn blocking<T: Send + 'static>(work: impl FnOnce(&Cancel) -> Result<T> + Send + 'static) -> Result<T> {
-    let cancel = Cancel::new();
-    let guard = CancelOnDrop::new(cancel.clone());
-    let result = tokio::task::spawn_blocking(move || work(&cancel)).await;
-    guard.disarm();
-    result.map_err(|error| Error::failure("a step of the check ended unexpectedly").because(error))?
-}
-
 async fn run(subject: Subject, how: &CheckHowArgs, machine: Machine, context: &Context<'_>) -> Result<Report> {
     let level = match how.level {
         CheckLevelArg::Quick => Level::Quick,
         CheckLevelArg::Standard => Level::Standard,
         CheckLevelArg::Thorough => Level::Thorough,
     };
-    let (require_gpu, limit) = (how.require_gpu, Duration::from_secs(how.timeout));
+    let (require_gpu, limit) = (how.require_gpu, Duration::from_secs(how.timeout.unwrap_or(TIMEOUT)));
+    // The memory test may take longer than a program of a step, unless a limit was asked for: then it holds for all.
+    let memory_limit = how.timeout.map(Duration::from_secs);
     let progress = context.printer.progress();
     let env = environment();
     blocking(move |cancel| {
-        let memory = std::env::current_exe().ok().map(|program| SelfTest { program, env: env.clone() });
+        let memory = std::env::current_exe().ok().map(|program| SelfTest { program, env: env.clone(), limit: memory_limit });
         let options = Options {
             level,
             require_gpu,
@@ -224,7 +221,7 @@ fn emit(
 /// returns its exit code. The environment stays whatever comes out.
 pub async fn after_create(prefix: &Path, wanted: Option<bool>, document: &mut Value, context: &Context<'_>) -> Result<u8> {
     let Some(require_gpu) = wanted else { return Ok(0) };
-    let how = CheckHowArgs { level: CheckLevelArg::Quick, require_gpu, timeout: 180 };
+    let how = CheckHowArgs { level: CheckLevelArg::Quick, require_gpu, timeout: None };
     let machine = machine(context).await?;
     let report = run(Subject::at(prefix)?, &how, machine, context).await?;
     remember(&report, context);

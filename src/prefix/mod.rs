@@ -31,7 +31,7 @@ pub(crate) use list::{
     channel_canonical, channel_display, channel_url, explicit_lines, header, install_order, known_url, normalize, site_packages,
 };
 pub use names::{KnownEnvironment, Places, Which, environments_text, list_known, locate, place_for_new, validate_name};
-pub use run::{Environment, RunOptions, remarks, run, run_environment};
+pub use run::{Activation, Environment, RunOptions, remarks, run, run_environment, run_environment_with};
 pub use shell::Shell;
 pub use subshell::{SubShell, sub_shell};
 

@@ -6,6 +6,8 @@
 
 /// A real GPU, through the driver's library.
 pub mod cuda;
+/// Which call a process is in.
+pub mod mark;
 /// A GPU in host memory.
 pub mod sim;
 
