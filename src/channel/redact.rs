@@ -19,7 +19,7 @@ fn ends_url(c: char) -> bool {
     c.is_whitespace() || c.is_control() || matches!(c, '"' | '\'' | '`' | '<' | '>' | ',' | '(' | ')' | '|')
 }
 
-/// In each word: what stands before the last `@` of the authority.
+/// In each word: what stands before the last `@` of the authority, of every URL in it; and `USER:PASSWORD@HOST` without a scheme.
 fn mask_user_info(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for (index, word) in split_words(text).into_iter().enumerate() {
@@ -28,30 +28,58 @@ fn mask_user_info(text: &str) -> String {
             out.push_str(word);
             continue;
         }
-        let start = word.find("://").map_or(0, |at| at + 3);
-        let (scheme, rest) = word.split_at(start);
-        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-        let (authority, path) = rest.split_at(end);
-        match authority.rsplit_once('@') {
-            // `name@host` without a scheme is an address of a person or `git@host`, no credential.
-            Some((user, host)) if !scheme.is_empty() || user.contains(':') => {
-                out.push_str(scheme);
-                match user.split_once(':') {
-                    Some((name, _)) => {
+        for piece in pieces(word) {
+            let start = piece.find("://").map_or(0, |at| at + 3);
+            let (scheme, rest) = piece.split_at(start);
+            let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+            let (authority, path) = rest.split_at(end);
+            out.push_str(scheme);
+            match authority.rsplit_once('@') {
+                Some((user, host)) if !scheme.is_empty() || is_credential(user, host.trim_end_matches(':')) => {
+                    if let Some((name, _)) = user.split_once(':') {
                         out.push_str(name);
                         out.push(':');
-                        out.push_str(DEFAULT_REDACTION_STR);
                     }
-                    None => out.push_str(DEFAULT_REDACTION_STR),
+                    out.push_str(DEFAULT_REDACTION_STR);
+                    out.push('@');
+                    out.push_str(host);
                 }
-                out.push('@');
-                out.push_str(host);
-                out.push_str(path);
+                _ => out.push_str(authority),
             }
-            _ => out.push_str(word),
+            out.push_str(path);
         }
     }
     out
+}
+
+/// The word cut before each URL in it: a list of paths may hold several (`https://a:b@c/d:https://e:f@g/h`).
+fn pieces(word: &str) -> Vec<&str> {
+    let mut cuts = vec![0];
+    for (at, _) in word.match_indices("://") {
+        let scheme = word[..at].bytes().rev().take_while(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.')).count();
+        cuts.push(at - scheme);
+    }
+    cuts.push(word.len());
+    cuts.windows(2).filter(|pair| pair[0] < pair[1]).map(|pair| &word[pair[0]..pair[1]]).collect()
+}
+
+/// Whether what stands before and after an `@`, without a scheme, is a user with a password at a host, as proxies are written
+/// (`user:password@proxy:3128`). Addresses of persons (`mailto:me@host`), `git@host`, images (`name:tag@sha256:…`), versions and places
+/// (`file.py:12@main`) are none. In doubt it is one: a word that is masked for nothing costs less than a password that is shown.
+fn is_credential(user: &str, host: &str) -> bool {
+    let Some((name, secret)) = user.split_once(':') else { return false };
+    let (bare, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((bare, port)) => (bare, port.strip_prefix(':')),
+        None => host.rsplit_once(':').map_or((host, None), |(bare, port)| (bare, Some(port))),
+    };
+    let port_right = port.is_none_or(|port| !port.is_empty() && port.len() <= 5 && port.bytes().all(|byte| byte.is_ascii_digit()));
+    let host_right = !bare.is_empty() && bare.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%'));
+    if secret.is_empty() || !port_right || !host_right || matches!(name, "mailto" | "sip" | "sips" | "xmpp" | "acct") {
+        return false;
+    }
+    // A host that can only be one decides; a single word may be anything, and then it depends on what would be the password.
+    let number = secret.chars().all(|c| c.is_ascii_digit() || c == '.');
+    port.is_some() || bare.contains(['.', ':']) || bare == "localhost" || (secret.chars().count() >= 4 && !number)
 }
 
 fn split_words(text: &str) -> Vec<&str> {
@@ -110,6 +138,15 @@ mod tests {
             ("https://host/a/t/ab-12", "https://host/a/t/********"),
             ("host/t/ab-12/c", "host/t/********/c"),
             ("user:pw@proxy:3128", "user:********@proxy:3128"),
+            ("user:pw@proxy.example", "user:********@proxy.example"),
+            ("user:hunter2@proxy", "user:********@proxy"),
+            (":hunter2@localhost", ":********@localhost"),
+            ("u:p@[::1]:3128", "u:********@[::1]:3128"),
+            ("https_proxy=user:p:w@proxy:3128", "https_proxy=user:********@proxy:3128"),
+            ("/a:https://u:p@h/s:/b", "/a:https://u:********@h/s:/b"),
+            ("https://u:p@h/s:https://TOKEN@g/t", "https://u:********@h/s:https://********@g/t"),
+            ("https://u:p@h:https://v:q@g", "https://u:********@h:https://v:********@g"),
+            ("u:p@h.example:https://v:q@g", "u:********@h.example:https://v:********@g"),
             ("get (https://u:p@h/t/x/c): gone, and http://a:b@c", "get (https://u:********@h/t/********/c): gone, and http://a:********@c"),
             ("https://h/x?sig=abc&y=1", "https://h/x?sig=********&y=1"),
         ] {
@@ -119,7 +156,24 @@ mod tests {
 
     #[test]
     fn plain_text_stays() {
-        for text in ["conda-forge", "/t/folder/x", "file:///t/folder", "git@host", "a, b (c)", "", "https://host/table/x", "ü ö"] {
+        for text in [
+            "conda-forge",
+            "/t/folder/x",
+            "file:///t/folder",
+            "git@host",
+            "git@host:group/project",
+            "a:b@c",
+            "mailto:me@example.org",
+            "python:3.11@main",
+            "file.py:12@main",
+            "image:latest@sha256:0123abcd",
+            "pkg:pypi/torch@2.8",
+            "/lib:/x@y",
+            "a, b (c)",
+            "",
+            "https://host/table/x",
+            "ü ö",
+        ] {
             assert_eq!(redact_text(text), text);
         }
     }

@@ -129,6 +129,7 @@ fn tables(out: &mut String, report: &Report) {
         ("driver".to_owned(), or_none(&report.driver.version)),
         ("CUDA up to".to_owned(), or_none(&report.driver.cuda)),
         ("told by".to_owned(), or_none(&report.driver.source)),
+        ("problem".to_owned(), or_none(&report.driver.problem)),
     ];
     for device in &report.devices {
         let mut value = device.name.clone();

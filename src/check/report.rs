@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::subject;
+use crate::channel::redact_text;
 use crate::error::{Error, Kind, Result};
 use crate::install::{TARE_FOLDER, digest_of};
 use crate::prefix::Prefix;
@@ -87,6 +88,22 @@ pub struct Driver {
     pub cuda: Option<String>,
     /// What said so: `nvml`, `libcuda`, `nvidia-smi` or `kernel`.
     pub source: Option<String>,
+    /// What is wrong with it, where something is: a stub in its place, a library that does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// What to try next about that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+/// Masks credentials in every text of a document.
+fn redact_value(value: &mut Value) {
+    match value {
+        Value::String(text) => *text = redact_text(text),
+        Value::Array(items) => items.iter_mut().for_each(redact_value),
+        Value::Object(fields) => fields.values_mut().for_each(redact_value),
+        _ => {}
+    }
 }
 
 /// A GPU of the machine.
@@ -189,6 +206,24 @@ pub struct Report {
 }
 
 impl Report {
+    /// Masks credentials in all that was seen: values of variables and URLs come from anywhere.
+    pub(super) fn redact(&mut self) {
+        let all = |lines: &mut Vec<String>| lines.iter_mut().for_each(|line| *line = redact_text(line));
+        for step in &mut self.steps {
+            step.reason = redact_text(&step.reason);
+            all(&mut step.evidence);
+            all(&mut step.remarks);
+            all(&mut step.remedies);
+            redact_value(&mut step.details);
+        }
+        for fact in &mut self.environment {
+            fact.value = redact_text(&fact.value);
+        }
+        for text in [&mut self.driver.problem, &mut self.driver.hint].into_iter().flatten() {
+            *text = redact_text(text);
+        }
+    }
+
     /// The step of that name.
     pub fn step(&self, id: &str) -> Option<&Step> {
         self.steps.iter().find(|step| step.id == id)

@@ -55,7 +55,21 @@ impl Subject {
     /// # Errors
     /// There is none.
     pub fn at(path: &Path) -> Result<Self> {
-        let prefix = Prefix::open_any(path)?;
+        let prefix = Prefix::open_any(path).map_err(|error| {
+            if !path.is_dir() {
+                return error;
+            }
+            // A project with its environment in it, or an installation of Python.
+            let inner = [".venv", "venv", "env"].iter().map(|name| path.join(name)).find(|inner| inner.join("pyvenv.cfg").is_file());
+            let python = ["bin/python3", "bin/python"].iter().map(|name| path.join(name)).find(|python| python.exists());
+            match (inner, python) {
+                (Some(inner), _) => error.hint(format!("did you mean the virtual environment in it? tare check -p {}", inner.display())),
+                (None, Some(python)) => error.hint(format!("check the interpreter in it: tare check --python {}", python.display())),
+                (None, None) => error
+                    .hint("a virtual environment: tare check -p PROJECT/.venv; any interpreter: tare check --python /usr/bin/python3")
+                    .hint("the environments there are: tare env list"),
+            }
+        })?;
         let kind = if prefix.is_venv() {
             Kind::Venv
         } else if matches!(prefix.stamp(), Ok(None)) {

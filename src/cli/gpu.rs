@@ -12,10 +12,10 @@ use crate::error::{Error, Result};
 use crate::gpu::alloc::TorchVersion;
 use crate::gpu::info::{self as gpu_info, NvmlView};
 use crate::gpu::memtest::{self, Level, apart};
+use crate::gpu::simulate;
 use crate::gpu::summary::{self, html};
 use crate::gpu::top as gpu_top;
 use crate::gpu::trace::{self, Snapshot, report, whatif};
-use crate::gpu::simulate;
 use crate::install::{Cancel, CancelOnDrop};
 use crate::ui::{Printer, live, table};
 
@@ -229,7 +229,7 @@ fn this_program() -> Result<PathBuf> {
 }
 
 /// The command of a child that asks a driver library.
-fn prober() -> Result<impl Fn(&str) -> Command + Sync> {
+pub(super) fn prober() -> Result<impl Fn(&str) -> Command + Sync> {
     let program = this_program()?;
     Ok(move |route: &str| {
         let mut command = Command::new(&program);
@@ -509,7 +509,12 @@ fn read_bounded(path: &std::path::Path) -> std::io::Result<String> {
 /// A page must not take the place of what it is made from, nor of a device.
 pub(super) fn check_out(out: &std::path::Path, input: Option<&std::path::Path>) -> Result<()> {
     if out.as_os_str() == "-" {
-        return Err(Error::usage("a page cannot be written to stdout").hint("name a file: --html memory.html"));
+        // Only a page of `gpu` is made from something.
+        return Err(match input {
+            Some(_) => Error::usage("a page cannot be written to stdout").hint("name a file: --html memory.html"),
+            None => Error::usage("`-o` takes the name of a file, and `-` is none")
+                .hint("the report on stdout: leave `-o` out, and choose with --format html|junit|json"),
+        });
     }
     let same = |input: &std::path::Path| matches!((std::fs::canonicalize(out), std::fs::canonicalize(input)), (Ok(a), Ok(b)) if a == b);
     if input.is_some_and(same) {

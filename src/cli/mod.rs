@@ -35,8 +35,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use crate::error::{Error, Kind, Result};
-use crate::ui::{ColorChoice, Masked, Printer, Verbosity};
 use crate::install::{Cancel, CancelOnDrop};
+use crate::ui::{ColorChoice, Masked, Printer, Verbosity};
 use args::{Cli, Command};
 use context::Context;
 

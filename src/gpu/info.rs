@@ -87,6 +87,12 @@ pub struct LayerAnswer {
     pub cuda: Option<String>,
     /// Why it says nothing.
     pub problem: Option<String>,
+    /// Its library is there. Not part of the document.
+    #[serde(skip)]
+    pub library: bool,
+    /// What to try next where there is a problem. Not part of the document.
+    #[serde(skip)]
+    pub hint: Option<String>,
 }
 
 /// Version of the loaded kernel module: of `/sys/module/nvidia/version`, else of `/proc/driver/nvidia/version`, below `root`.
@@ -268,8 +274,20 @@ fn judge(
     hints.dedup();
     GpuInfo {
         kernel_module,
-        nvml: LayerAnswer { driver: nvml.driver, cuda: nvml.cuda.map(|cuda| cuda.to_string()), problem: nvml.problem },
-        libcuda: LayerAnswer { driver: None, cuda: cuda.cuda.map(|cuda| cuda.to_string()), problem: cuda.problem },
+        nvml: LayerAnswer {
+            driver: nvml.driver,
+            cuda: nvml.cuda.map(|cuda| cuda.to_string()),
+            problem: nvml.problem,
+            library: nvml.library,
+            hint: None,
+        },
+        libcuda: LayerAnswer {
+            driver: None,
+            cuda: cuda.cuda.map(|cuda| cuda.to_string()),
+            problem: cuda.problem,
+            library: cuda.library,
+            hint: cuda.hint,
+        },
         cards,
         host_pids,
         cuda_visible_devices: visible,

@@ -163,7 +163,7 @@ fn nvidia_smi_may_fail_in_many_ways() {
             "version mismatch",
         ),
         ("echo garbage; exit 0", "its first line: garbage"),
-        ("exit 9", "failed (exit status: 9): nothing"),
+        ("exit 9", "ended with exit code 9: nothing"),
         ("echo '<cuda_version>N/A</cuda_version>'", "said no CUDA version"),
         ("printf '<cuda_version>12.4'", "said no CUDA version"),
         ("printf '\\377\\376\\000'", "said no CUDA version"),

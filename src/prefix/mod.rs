@@ -79,6 +79,10 @@ impl Prefix {
         if !resolved.join("conda-meta").is_dir() && resolved.join("pyvenv.cfg").is_file() {
             return Ok(Prefix { path: resolved });
         }
+        if resolved.is_dir() && !resolved.join("conda-meta").is_dir() && !crate::install::needs_recovery(&resolved) {
+            return Err(Error::failure(format!("`{}` is no environment", resolved.display()))
+                .because("it has neither a folder `conda-meta` (tare, conda, mamba, pixi) nor a file `pyvenv.cfg` (venv, uv)"));
+        }
         Self::open(path)
     }
 

@@ -162,9 +162,7 @@ exec env -0 >&3"#;
     // The end of the shell is waited for, not that of its output: what a script leaves in the background may hold that open.
     let ran = child::run(command, &limits);
     let names = || scripts.iter().map(|script| format!("`{}`", script.display())).collect::<Vec<_>>().join(", ");
-    let failed = |why: String| {
-        Error::new(Kind::Run(125), "the activation scripts of the environment failed").because(why).because(names())
-    };
+    let failed = |why: String| Error::new(Kind::Run(125), "the activation scripts of the environment failed").because(why).because(names());
     match &ran.ended {
         Ended::NotStarted(error) => {
             return Err(Error::new(Kind::Run(125), "cannot run the activation scripts of the environment")

@@ -1,5 +1,6 @@
 //! `tare gpu info` and `tare gpu top` against the fake driver libraries, and without any.
 
+use crate::common::terminal::{Terminal, program};
 use crate::common::{TestEnv, fakes};
 
 /// A machine without a driver: whatever the real one has is not found by these names.
@@ -127,4 +128,24 @@ fn top_shows_what_a_process_offers_beside_what_the_driver_counts() {
     env.tare(&["gpu", "top", "--interval", "0"]).expect_code(2).stderr_has("from 0.1 to 3600");
     // NVML that crashes: said, and no crash of ours.
     env.var("TARE_FAKE_NVML", "crash=nvmlDeviceGetCount").tare(&["gpu", "top", "--once"]).ok().stdout_has("NVML crashed");
+}
+
+#[test]
+fn a_signal_gives_the_terminal_back() {
+    if program("script").is_none() {
+        return;
+    }
+    let env = TestEnv::new().with_fake_driver();
+    let mut shell = Terminal::start(&env, "/bin/sh -i", &[]);
+    let before = shell.run("stty -g");
+    let settings = |text: &str| text.lines().find(|line| line.matches(':').count() > 10).map(|line| line.trim().to_owned());
+    let tare = env!("CARGO_BIN_EXE_tare");
+    // The program is in the foreground; a helper sends the signal once it draws.
+    let shown = shell.run(&format!("(sleep 2; kill -TERM $(cat pid)) & sh -c 'echo $$ > pid; exec {tare} gpu top'; echo code=$?"));
+    assert!(shown.contains("code=130"), "{shown}");
+    assert!(shown.contains("\x1b[?1049h") && shown.contains("\x1b[?1049l"), "{shown:?}");
+    let after = shell.run("stty -g");
+    assert!(settings(&before).is_some(), "{before}");
+    assert_eq!(settings(&before), settings(&after));
+    shell.end("exit 0");
 }

@@ -671,6 +671,10 @@ fn an_interpreter_leads_to_its_environment() {
     assert_eq!(subject.kind, Kind::Interpreter);
     assert!(subject.environment(&world.env, Duration::from_secs(60), &Cancel::new()).is_ok());
     for bad in ["/no/such/python", "no-such-python-here", "/bin/true"] {
-        assert_eq!(Subject::of_python(bad.as_ref(), &world.env, Duration::from_secs(60), &Cancel::new()).unwrap_err().exit_code(), 2, "{bad}");
+        assert_eq!(
+            Subject::of_python(bad.as_ref(), &world.env, Duration::from_secs(60), &Cancel::new()).unwrap_err().exit_code(),
+            2,
+            "{bad}"
+        );
     }
 }

@@ -74,6 +74,11 @@ pub enum CudaProblem {
     DriverTooOld { found: CudaVersion },
     /// The device cannot run the kernels.
     DeviceTooOld { ordinal: u32, found: (u32, u32) },
+    /// The library is a stub of the CUDA toolkit, for linking only.
+    Stub {
+        /// Where it was found.
+        path: Option<String>,
+    },
     /// A call failed.
     Failed(DriverError),
 }
@@ -96,6 +101,10 @@ impl fmt::Display for CudaProblem {
             CudaProblem::DeviceTooOld { ordinal, found: (major, minor) } => {
                 let (needed, part) = OLDEST_DEVICE;
                 write!(f, "device {ordinal} has compute capability {major}.{minor}, and the memory test needs {needed}.{part} or newer")
+            }
+            CudaProblem::Stub { path } => {
+                f.write_str("a stub library, not a driver")?;
+                path.as_ref().map_or(Ok(()), |path| write!(f, ": `{path}`"))
             }
             CudaProblem::Failed(error) => error.fmt(f),
         }
@@ -126,8 +135,11 @@ impl CudaProblem {
             CudaProblem::NoSuchDevice { .. } => "see `tare gpu info` for the devices".into(),
             CudaProblem::DriverTooOld { .. } => "update the NVIDIA driver".into(),
             CudaProblem::DeviceTooOld { .. } => "choose another device with `--device`".into(),
+            CudaProblem::Stub { path } => {
+                let folder = path.as_deref().and_then(|path| Some(path.rsplit_once('/')?.0)).unwrap_or("its folder");
+                format!("the CUDA toolkit brings such a `libcuda.so` for linking only: take `{folder}` out of LD_LIBRARY_PATH")
+            }
             CudaProblem::Failed(error) => match error.code {
-                34 => "a stub `libcuda.so` of the CUDA toolkit is loaded in place of the driver's: look at LD_LIBRARY_PATH".into(),
                 802 => {
                     "the machine's fabric or driver is still starting: see `systemctl status nvidia-fabricmanager`, then try again".into()
                 }
@@ -397,6 +409,7 @@ impl Cuda {
         match status {
             0 => Ok(Cuda { symbols, version: driver_version().ok() }),
             code::NO_DEVICE => Err(no_device()),
+            code::STUB_LIBRARY => Err(CudaProblem::Stub { path: library_path() }),
             status => Err(DriverError::new(Call::Other("cuInit"), status).into()),
         }
     }
@@ -489,6 +502,14 @@ impl Cuda {
     pub fn devices(&self) -> Result<Vec<Result<CudaDevice, CudaProblem>>, CudaProblem> {
         Ok((0..self.count()?).map(|ordinal| self.describe(ordinal)).collect())
     }
+}
+
+/// Where the driver library of this process lies, by the list of what is mapped.
+fn library_path() -> Option<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    // Five columns, then the path, which may hold spaces.
+    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    paths.filter(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with("libcuda.so"))).map(str::to_owned).next()
 }
 
 fn no_device() -> CudaProblem {

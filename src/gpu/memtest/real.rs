@@ -52,7 +52,7 @@ impl CudaCard {
 }
 
 /// How long NVML has to answer for the first time; after that the test goes on without it.
-const MANAGEMENT_LIMIT: Duration = Duration::from_secs(10);
+const MANAGEMENT_LIMIT: Duration = Duration::from_secs(5);
 
 /// NVML's view of a card. A thread asks: an NVML that hangs is no reason not to test the memory.
 fn health_of(about: &CudaDevice) -> Box<dyn HealthSource> {
@@ -120,6 +120,7 @@ mod tests {
     use super::super::{Level, Options, run};
     use super::*;
     use crate::gpu::fakes::in_child;
+    use crate::gpu::kernels::Kernel;
     use crate::report::Silent;
 
     const HERE: &str = module_path!();
@@ -154,6 +155,24 @@ mod tests {
                 let device = &report.devices[0];
                 assert_eq!((device.status, device.cause), (*status, *cause), "{}\n{:#?}", device.summary, device.findings);
             });
+        }
+    }
+
+    /// From the start, and from some launch in the middle of the test on.
+    #[test]
+    fn a_kernel_that_does_nothing_never_passes() {
+        for kernel in Kernel::ALL {
+            for at in ["", "@180", "@300"] {
+                let fault = format!("skip={}{at}", kernel.name());
+                let variables = [("TARE_FAKE_CUDA", fault.as_str()), ("TARE_FAKE_DEVICES", "24MiB")];
+                in_child(HERE, "a_kernel_that_does_nothing_never_passes", &variables, || {
+                    let cards = CudaCard::find(None).expect("the fake driver");
+                    let cards: Vec<Box<dyn Card>> = cards.into_iter().map(|card| Box::new(card) as Box<dyn Card>).collect();
+                    let report = run(&cards, &Options::new(Level::Quick), &Silent);
+                    let device = &report.devices[0];
+                    assert_eq!((device.status, device.cause), (Status::Fail, Some(Cause::Kernels)), "{fault}: {}", report.text());
+                });
+            }
         }
     }
 
