@@ -29,27 +29,53 @@ fn mask_user_info(text: &str) -> String {
             continue;
         }
         for piece in pieces(word) {
-            let start = piece.find("://").map_or(0, |at| at + 3);
-            let (scheme, rest) = piece.split_at(start);
-            let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-            let (authority, path) = rest.split_at(end);
-            out.push_str(scheme);
-            match authority.rsplit_once('@') {
-                Some((user, host)) if !scheme.is_empty() || is_credential(user, host.trim_end_matches(':')) => {
-                    if let Some((name, _)) = user.split_once(':') {
-                        out.push_str(name);
-                        out.push(':');
-                    }
+            match credential(piece) {
+                Some((start, secret)) => {
+                    out.push_str(&piece[..start]);
                     out.push_str(DEFAULT_REDACTION_STR);
-                    out.push('@');
-                    out.push_str(host);
+                    out.push_str(&piece[start + secret.len()..]);
                 }
-                _ => out.push_str(authority),
+                None => out.push_str(piece),
             }
-            out.push_str(path);
         }
     }
     out
+}
+
+/// Where the secret of a URL (or of `USER:PASSWORD@HOST`) begins, and the secret: the password, or a lone user name, which may be a token.
+fn credential(piece: &str) -> Option<(usize, &str)> {
+    let start = piece.find("://").map_or(0, |at| at + 3);
+    let rest = &piece[start..];
+    let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
+    let (user, host) = authority.rsplit_once('@')?;
+    if start == 0 && !is_credential(user, host.trim_end_matches(':')) {
+        return None;
+    }
+    Some(match user.split_once(':') {
+        Some((name, secret)) => (start + name.len() + 1, secret),
+        None => (start, user),
+    })
+}
+
+/// Passwords and tokens in a text that are long enough to be looked for elsewhere: what is cut up by a program that takes a URL for a list of
+/// paths is no URL any more.
+pub fn secrets_in(text: &str) -> Vec<String> {
+    let words = split_words(text).into_iter().step_by(2).flat_map(pieces);
+    words
+        .filter_map(|piece| {
+            let (start, secret) = credential(piece)?;
+            // A user name alone is often a plain word.
+            let password = start > 0 && piece[..start].ends_with(':');
+            (secret.len() >= if password { 6 } else { 16 }).then(|| secret.to_owned())
+        })
+        .collect()
+}
+
+/// Masks these secrets wherever they stand.
+pub fn mask_secrets(text: &str, secrets: &[String]) -> String {
+    secrets
+        .iter()
+        .fold(text.to_owned(), |text, secret| if text.contains(secret) { text.replace(secret, DEFAULT_REDACTION_STR) } else { text })
 }
 
 /// The word cut before each URL in it: a list of paths may hold several (`https://a:b@c/d:https://e:f@g/h`).
@@ -152,6 +178,14 @@ mod tests {
         ] {
             assert_eq!(redact_text(text), shown, "{text}");
         }
+    }
+
+    #[test]
+    fn secrets_are_found_and_masked_where_no_url_is_left() {
+        let found =
+            secrets_in("https://me:hunter2@h/x:https://u:short@g, proxy=a:sec:ret@h.example https://0123456789abcdef@h https://name@h");
+        assert_eq!(found, ["hunter2", "sec:ret", "0123456789abcdef"]);
+        assert_eq!(mask_secrets("/tmp/hunter2@h/x", &found), "/tmp/********@h/x");
     }
 
     #[test]

@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 pub use report::{Class, Device, Driver, Fact, Last, MemoryPicture, Piece, Rate, Report, Step, Verdict, last, store, worst, write_whole};
 pub use subject::{Kind, Subject};
 
+use crate::channel::secrets_in;
 use crate::error::Result;
 use crate::gpu::info::GpuInfo;
 use crate::install::Cancel;
@@ -278,7 +279,8 @@ pub fn check(subject: &Subject, options: &Options<'_>, progress: &dyn Progress) 
         steps: done,
         memory: state.picture.take(),
     };
-    report.redact();
+    let secrets: Vec<String> = options.env.values().flat_map(|value| secrets_in(&value.to_string_lossy())).collect();
+    report.redact(&secrets);
     report.conclude();
     Ok(report)
 }

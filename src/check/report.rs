@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::subject;
-use crate::channel::redact_text;
+use crate::channel::{mask_secrets, redact_text};
 use crate::error::{Error, Kind, Result};
 use crate::install::{TARE_FOLDER, digest_of};
 use crate::prefix::Prefix;
@@ -96,12 +96,12 @@ pub struct Driver {
     pub hint: Option<String>,
 }
 
-/// Masks credentials in every text of a document.
-fn redact_value(value: &mut Value) {
+/// Applies `mask` to every text of a document.
+fn mask_value(value: &mut Value, mask: &dyn Fn(&str) -> String) {
     match value {
-        Value::String(text) => *text = redact_text(text),
-        Value::Array(items) => items.iter_mut().for_each(redact_value),
-        Value::Object(fields) => fields.values_mut().for_each(redact_value),
+        Value::String(text) => *text = mask(text),
+        Value::Array(items) => items.iter_mut().for_each(|item| mask_value(item, mask)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| mask_value(field, mask)),
         _ => {}
     }
 }
@@ -206,21 +206,22 @@ pub struct Report {
 }
 
 impl Report {
-    /// Masks credentials in all that was seen: values of variables and URLs come from anywhere.
-    pub(super) fn redact(&mut self) {
-        let all = |lines: &mut Vec<String>| lines.iter_mut().for_each(|line| *line = redact_text(line));
+    /// Masks credentials in all that was seen: values of variables and URLs come from anywhere. `secrets`: those of the environment, which may stand
+    /// where no URL is left.
+    pub(super) fn redact(&mut self, secrets: &[String]) {
+        let mask = |text: &str| mask_secrets(&redact_text(text), secrets);
         for step in &mut self.steps {
-            step.reason = redact_text(&step.reason);
-            all(&mut step.evidence);
-            all(&mut step.remarks);
-            all(&mut step.remedies);
-            redact_value(&mut step.details);
+            step.reason = mask(&step.reason);
+            for line in [&mut step.evidence, &mut step.remarks, &mut step.remedies].into_iter().flatten() {
+                *line = mask(line);
+            }
+            mask_value(&mut step.details, &mask);
         }
         for fact in &mut self.environment {
-            fact.value = redact_text(&fact.value);
+            fact.value = mask(&fact.value);
         }
         for text in [&mut self.driver.problem, &mut self.driver.hint].into_iter().flatten() {
-            *text = redact_text(text);
+            *text = mask(text);
         }
     }
 

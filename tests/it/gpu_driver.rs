@@ -1,6 +1,6 @@
 //! `tare gpu info` and `tare gpu top` against the fake driver libraries, and without any.
 
-use crate::common::terminal::{Terminal, program};
+use crate::common::terminal::program;
 use crate::common::{TestEnv, fakes};
 
 /// A machine without a driver: whatever the real one has is not found by these names.
@@ -136,16 +136,24 @@ fn a_signal_gives_the_terminal_back() {
         return;
     }
     let env = TestEnv::new().with_fake_driver();
-    let mut shell = Terminal::start(&env, "/bin/sh -i", &[]);
-    let before = shell.run("stty -g");
-    let settings = |text: &str| text.lines().find(|line| line.matches(':').count() > 10).map(|line| line.trim().to_owned());
     let tare = env!("CARGO_BIN_EXE_tare");
-    // The program is in the foreground; a helper sends the signal once it draws.
-    let shown = shell.run(&format!("(sleep 2; kill -TERM $(cat pid)) & sh -c 'echo $$ > pid; exec {tare} gpu top'; echo code=$?"));
-    assert!(shown.contains("code=130"), "{shown}");
+    env.write("one.sh", format!("stty -g > before\n(sleep 2; kill -TERM $(cat pid)) &\nsh -c 'echo $$ > pid; exec {tare} gpu top'\necho $? > code\nstty -g > after\n"));
+    let mut command = env.other("script");
+    // The end of its input would be the end of the terminal.
+    let mut child = command
+        .args(["-qec", "sh one.sh", "/dev/null"])
+        .env("SHELL", "/bin/sh")
+        .env("TERM", "xterm")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let input = child.stdin.take();
+    let shown = env.ran(child.wait_with_output().unwrap()).stdout;
+    drop(input);
+    let read = |name: &str| std::fs::read_to_string(env.work().join(name)).unwrap();
+    assert_eq!(read("code"), "130\n", "{shown}");
     assert!(shown.contains("\x1b[?1049h") && shown.contains("\x1b[?1049l"), "{shown:?}");
-    let after = shell.run("stty -g");
-    assert!(settings(&before).is_some(), "{before}");
-    assert_eq!(settings(&before), settings(&after));
-    shell.end("exit 0");
+    assert_eq!(read("before"), read("after"));
 }
