@@ -15,6 +15,8 @@ pub mod change;
 pub mod channel;
 /// The whole check of an environment: steps, report, pages.
 pub mod check;
+/// Programs in a process of their own: time limit, bounded output, an end for all they started.
+pub mod child;
 /// Command line: arguments in, one library call, result to `ui`.
 pub mod cli;
 /// .condarc subset, tare's config.toml and environment variables: one `Settings`.

@@ -100,6 +100,14 @@ pub enum Command {
         #[arg(default_value_t = 1.0)]
         interval: f64,
     },
+    /// The self-test of GPUs in a process of its own, so that a driver that crashes or hangs does so there
+    #[command(name = "__gpu-selftest", hide = true)]
+    GpuSelftest {
+        /// What to test, as JSON
+        request: String,
+        /// File for notes of the calls that are made
+        notes: PathBuf,
+    },
     /// Prints what the shell function of `tare init` evaluates
     #[command(name = "__hook", hide = true)]
     Hook(HookArgs),
@@ -730,9 +738,10 @@ pub struct CheckHowArgs {
     /// A CPU build is a failure, and what cannot be tested on a GPU ends with exit code 8
     #[arg(long)]
     pub require_gpu: bool,
-    /// Seconds after which a Python program of a step is killed
-    #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub timeout: u64,
+    /// Seconds that each program gets that is run for the check: of Python, the scripts of the environment, the memory test
+    /// [default: 180; by level 300, 1800 or 7200 for the memory test]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -137,11 +137,11 @@ fn a_route_that_hangs_is_killed_and_the_others_count() {
 #[test]
 fn a_child_that_crashes_or_talks_nonsense_is_no_answer() {
     for (body, problem) in [
-        ("kill -SEGV $$", "crashed (signal: 11"),
+        ("kill -SEGV $$", "crashed: SIGSEGV"),
         ("echo '{\"name\":\"libcuda\",\"cuda\":\"12.0\"}'", "gave no answer"),
         ("echo '{'", "gave no answer"),
         ("/bin/dd if=/dev/zero bs=1024 count=4096 2>/dev/null", "crashed"),
-        ("exit 5", "crashed (exit status: 5)"),
+        ("exit 5", "ended with exit code 5"),
     ] {
         let machine = Machine::new();
         machine.route("nvml", body);
@@ -163,7 +163,7 @@ fn nvidia_smi_may_fail_in_many_ways() {
             "version mismatch",
         ),
         ("echo garbage; exit 0", "its first line: garbage"),
-        ("exit 9", "failed (exit status: 9): nothing"),
+        ("exit 9", "ended with exit code 9: nothing"),
         ("echo '<cuda_version>N/A</cuda_version>'", "said no CUDA version"),
         ("printf '<cuda_version>12.4'", "said no CUDA version"),
         ("printf '\\377\\376\\000'", "said no CUDA version"),

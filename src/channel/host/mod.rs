@@ -185,7 +185,7 @@ pub fn materialize(options: &HostOptions, progress: &dyn Progress) -> Result<Hos
     let work = root.join("work");
     fs::create_dir_all(&work).map_err(|error| Error::io("create", &work, &error))?;
 
-    let candidates = find(options, &work)?;
+    let candidates = find(options)?;
     let keys: Vec<String> = candidates.iter().map(|candidate| key(&[&candidate.path.to_string_lossy(), &candidate.stamp])).collect();
     let of_channel: Vec<&str> = keys.iter().map(String::as_str).chain(options.wanted.iter().map(String::as_str)).collect();
     let channel = root.join("channels").join(key(&of_channel));
@@ -232,7 +232,7 @@ pub fn materialize(options: &HostOptions, progress: &dyn Progress) -> Result<Hos
 }
 
 /// The candidates, or the error that there is none.
-fn find(options: &HostOptions, work: &Path) -> Result<Vec<Candidate>> {
+fn find(options: &HostOptions) -> Result<Vec<Candidate>> {
     let Some(named) = &options.interpreter else {
         let found = discover::candidates(options);
         if found.is_empty() {
@@ -251,7 +251,7 @@ fn find(options: &HostOptions, work: &Path) -> Result<Vec<Candidate>> {
         return Ok(vec![candidate]);
     }
     // A shim or a wrapper: only running it tells which interpreter it means today.
-    let behind = probe::executable_behind(named, work).map_err(&unusable)?;
+    let behind = probe::executable_behind(named).map_err(&unusable)?;
     discover::named(&behind).map(|candidate| vec![candidate]).map_err(|error| unusable(error.to_string()))
 }
 
@@ -354,7 +354,7 @@ fn recorded(root: &Path, work: &Path, key: &str, candidate: &Candidate, options:
     }
     let made = work.join(key);
     fs::create_dir_all(&made).map_err(|error| Error::io("create", &made, &error))?;
-    let Some(record) = make(candidate, &made, work, options)? else { return Ok(None) };
+    let Some(record) = make(candidate, &made, options)? else { return Ok(None) };
     let record_path = made.join("record.json");
     fs::write(&record_path, json(&record)?).map_err(|error| Error::io("write", &record_path, &error))?;
     replace(&made, &place)?;
@@ -386,7 +386,7 @@ fn replace(made: &Path, place: &Path) -> Result<()> {
 }
 
 /// Asks the interpreter and packages it; `None` for one of a version that is not wanted.
-fn make(candidate: &Candidate, made: &Path, work: &Path, options: &HostOptions) -> Result<Option<Record>> {
+fn make(candidate: &Candidate, made: &Path, options: &HostOptions) -> Result<Option<Record>> {
     let interpreter = |version: Option<String>, status| HostInterpreter { path: candidate.path.clone(), version, sha256: None, status };
     let refused = |version, reason, transient| Record {
         interpreter: interpreter(version, HostStatus::Refused { reason }),
@@ -395,7 +395,7 @@ fn make(candidate: &Candidate, made: &Path, work: &Path, options: &HostOptions) 
         remarks: Vec::new(),
         transient,
     };
-    let answer = match probe::ask(&candidate.path, work) {
+    let answer = match probe::ask(&candidate.path) {
         Ok(answer) => answer,
         Err(reason) => return Ok(Some(refused(None, reason, true))),
     };
