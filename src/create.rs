@@ -242,6 +242,7 @@ pub(crate) fn facts(planned: &Planned) -> Value {
         "gpu_intent": prepared.gpu,
         "gpu": solution.map(|solution| &solution.gpu),
         "pip_resolver": planned.pypi.as_ref().and_then(|pypi| pypi.engine.as_ref()),
+        "pip": prepared.pip.iter().flat_map(|section| &section.requirements).map(crate::spec::PipItem::shown).collect::<Vec<_>>(),
     })
 }
 

@@ -389,6 +389,9 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
     plan.warn_about_pip(&*progress);
     let planned = Planned { prefix: open.prefix.path().to_owned(), prepared, resolved, pypi };
     let mut facts = create::facts(&planned);
+    if !prune {
+        keep_lines(&mut facts, open.stamp.as_ref());
+    }
     if prune && open.prefix.pinned()?.is_empty() {
         plan.same_input = open.stamp.as_ref().is_some_and(|stamp| stamp.metadata.get("input_digest") == facts.get("input_digest"));
     } else {
@@ -404,6 +407,16 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
     let changed =
         if options.dry_run || plan.is_nothing(&open) { None } else { Some(run(&plan, &mut open, link, &session, progress).await?) };
     Ok(Outcome { plan, changed })
+}
+
+/// Keeps what earlier `pip:` sections asked for by name, unless the new one asks for the same packages.
+fn keep_lines(facts: &mut serde_json::Value, stamp: Option<&Stamp>) {
+    let named = |line: &serde_json::Value| line.as_str().and_then(crate::export::requirement_name);
+    let Some(lines) = facts["pip"].as_array_mut() else { return };
+    let own: BTreeSet<String> = lines.iter().filter_map(named).collect();
+    let before = stamp.and_then(|stamp| stamp.metadata["pip"].as_array()).into_iter().flatten();
+    let kept: Vec<_> = before.filter(|line| named(line).is_some_and(|name| !own.contains(&name))).cloned().collect();
+    lines.splice(0..0, kept);
 }
 
 /// The pip half of a change. What is installed stays where it can, but what an update names.

@@ -17,6 +17,7 @@ use rattler_conda_types::Subdir;
 
 pub use conda::match_spec_text;
 pub(crate) use subject::python_package;
+pub use locks::choose as choose_platform;
 pub use subject::{Origin, PythonPackage, Subject, requirement_name, without_credentials};
 
 use crate::error::{Error, Result};

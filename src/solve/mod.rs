@@ -26,7 +26,7 @@ mod real_tests;
 #[cfg(test)]
 mod synthetic_tests;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -43,7 +43,7 @@ pub use gpu::{GpuOutcome, GpuPackage, GpuVariant};
 pub use lint::{Level, Lint};
 pub use order::topological;
 pub use rattler_solve::CancellationToken;
-pub use why::{Step, Why, why};
+pub use why::{Graph, Package, Source, Step, Why, why};
 
 /// How channels are ranked against each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
