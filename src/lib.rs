@@ -55,7 +55,7 @@ pub mod solve;
 pub mod spec;
 /// The only writer to stdout and stderr.
 pub mod ui;
-/// Why a package is there.
-pub mod why;
 /// Files of an environment against what their packages say.
 pub mod verify;
+/// Why a package is there.
+pub mod why;

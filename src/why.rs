@@ -154,8 +154,7 @@ fn graph(
     }
     for Python { name, version, requires, extras: asked, request } in python {
         let key = format!("pypi::{name}");
-        let made =
-            Package { name: name.clone(), version, build: "pypi_0".to_owned(), source: Source::Pypi, request, ..Package::default() };
+        let made = Package { name: name.clone(), version, build: "pypi_0".to_owned(), source: Source::Pypi, request, ..Package::default() };
         graph.packages.insert(key.clone(), made);
         extras.entry(name.clone()).or_default().extend(asked.iter().map(|extra| normalize(extra)));
         needs.push((name.clone(), requires));
@@ -214,7 +213,8 @@ mod tests {
 
     #[test]
     fn both_halves_are_followed_with_markers_and_extras() {
-        let records = [conda("python", "3.11.4", &[]), conda("pytorch", "2.7.1", &["python", "sympy"]), conda("sympy", "1.13", &["python"])];
+        let records =
+            [conda("python", "3.11.4", &[]), conda("pytorch", "2.7.1", &["python", "sympy"]), conda("sympy", "1.13", &["python"])];
         let brought = vec![
             Brought { package: "pytorch".into(), name: "torch".into(), requires: vec!["opt ; extra == 'fast'".into()] },
             Brought { package: "sympy".into(), name: "sympy".into(), requires: Vec::new() },

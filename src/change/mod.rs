@@ -332,6 +332,8 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
         refuse_absent(&open, &inputs.specs)?;
     }
     remember(&mut inputs, &open, &*progress);
+    // With `prune` the request alone says what is there.
+    inputs.has_pip = mode != (Mode::Update { prune: true }) && open.known.iter().any(|known| known.name().as_normalized() == "pip");
     let mut prepared = resolve::prepare_fetched(&fetched, &inputs, settings, &*progress)?;
     if let Some(stamp) = &open.stamp
         && stamp.subdir != prepared.target.subdir.as_str()
@@ -578,7 +580,8 @@ impl Request {
             return resolve::resolve(prepared, Vec::new(), Favor::Newest, inputs, settings, session, progress).await;
         }
         let installed: Vec<RepoDataRecord> = open.known.iter().map(|known| known.record.repodata_record.clone()).collect();
-        let everything = matches!(mode, Mode::Update { prune: false }) && self.named.is_empty() && self.own.is_empty();
+        let everything =
+            matches!(mode, Mode::Update { prune: false }) && self.named.is_empty() && self.own.is_empty() && prepared.pip.is_none();
         let favor = match mode {
             Mode::Update { prune: true } => Favor::Locked,
             _ if everything => Favor::Newest,
@@ -810,6 +813,14 @@ fn not_installed(open: &Open, name: &str) -> Error {
 /// A name that is not there.
 fn refuse_absent(open: &Open, specs: &[String]) -> Result<()> {
     for text in specs {
+        if let Some(requirement) = text.trim().strip_prefix("pypi::") {
+            if let Some(name) = crate::export::requirement_name(requirement)
+                && !open.python.iter().any(|installed| installed.name == name)
+            {
+                return Err(not_installed(open, &name).hint(format!("to add it: tare install 'pypi::{name}'")));
+            }
+            continue;
+        }
         let spec = spec::parse_match_spec(text, None)?;
         if let Some(name) = spec.name.as_exact()
             && !open.known.iter().any(|known| known.name() == name)

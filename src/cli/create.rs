@@ -78,20 +78,14 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
     Ok(0)
 }
 
+pub(super) use crate::error::quoted;
+
 /// The name of an environment that lies in the first environments folder.
 pub(super) fn name_of(prefix: &std::path::Path, context: &Context<'_>) -> Option<String> {
     let folder = context.settings.envs_dirs.value.first()?;
     let folder = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
     let parent = std::fs::canonicalize(prefix.parent()?).ok()?;
     (parent == folder).then(|| prefix.file_name().map(|name| name.to_string_lossy().into_owned())).flatten()
-}
-
-pub(super) fn quoted(text: &str) -> String {
-    if text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-+@%".contains(c)) {
-        text.to_owned()
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
 }
 
 pub(super) fn summary(installed: &Installed, elapsed: std::time::Duration) -> String {

@@ -255,16 +255,12 @@ impl Graph {
         Ok(Why {
             name: target.name.clone(),
             source: target.source,
-            distribution: (target.source == Source::Conda && python != target.name && asked.to_lowercase() != target.name).then_some(python),
+            distribution: (target.source == Source::Conda && python != target.name && asked.to_lowercase() != target.name)
+                .then_some(python),
             version: target.version.clone(),
             build: target.build.clone(),
             requested: target.request.is_some(),
-            needed_by: needed_by
-                .get(wanted)
-                .into_iter()
-                .flatten()
-                .map(|(name, spec)| ((*name).to_owned(), (*spec).to_owned()))
-                .collect(),
+            needed_by: needed_by.get(wanted).into_iter().flatten().map(|(name, spec)| ((*name).to_owned(), (*spec).to_owned())).collect(),
             paths,
             truncated,
         })
