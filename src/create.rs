@@ -102,7 +102,9 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
                         } else {
                             "to replace it, without what is named above: --force"
                         })
-                        .hint("to change it and keep what is yours in it: tare install, or tare update -f FILE --prune")
+                        .hint(in_place(inputs, options).unwrap_or_else(|| {
+                            "to change it and keep what is yours in it: tare install, or tare update -f FILE --prune".to_owned()
+                        }))
                         .hint("to make another one: -n NAME");
                     for line in lost.lines() {
                         error = error.because(format!("a new one would not have its {line}"));
@@ -133,8 +135,8 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
                     tell_lost(&planned.prefix, &*progress);
                 }
                 Some(why) => {
-                    progress
-                        .warn(&format!("there already is an environment, and it differs: {why}"), &["to replace it: --force".to_owned()]);
+                    let hints: Vec<String> = in_place(inputs, options).into_iter().chain(["to replace it: --force".to_owned()]).collect();
+                    progress.warn(&format!("there already is an environment, and it differs: {why}"), &hints);
                 }
             }
         }
@@ -198,14 +200,14 @@ fn difference(existing: &ExistingEnvironment, prepared: &Prepared, tolerated: bo
     if stamp.metadata.get("input_digest").and_then(Value::as_str) != Some(&prepared.digest) {
         let parts: Vec<String> = match stamp.metadata.get("input_parts").and_then(Value::as_object) {
             Some(before) => {
-                prepared.parts.iter().filter(|(key, value)| before.get(*key) != Some(value)).map(|(key, _)| key.replace('_', " ")).collect()
+                prepared.parts.iter().filter(|(key, value)| before.get(*key) != Some(value)).map(|(key, _)| part(key)).collect()
             }
             None => Vec::new(),
         };
         return Some(if parts.is_empty() {
             "it was made from another input".to_owned()
         } else {
-            format!("it was made from another input: the {} differ", parts.join(", "))
+            format!("it was made from another input; what differs: {}", parts.join(", "))
         });
     }
     let look = install::look(&existing.prefix, stamp);
@@ -218,6 +220,39 @@ fn difference(existing: &ExistingEnvironment, prepared: &Prepared, tolerated: bo
     }
     install::tell_aliens(&existing.prefix, &look.aliens, progress);
     None
+}
+
+/// A part of a request as people know it.
+fn part(key: &str) -> String {
+    let text = match key {
+        "pip" => "the `pip:` section",
+        "explicit" => "the list of archives",
+        "priority" => "the channel priority",
+        "exclude_newer" => "`--exclude-newer`",
+        "subdir" => "the platform",
+        "virtual_packages" => "the virtual packages that were assumed",
+        "gpu" => "what is asked of the GPU",
+        "pins" => "the pins of the configuration",
+        other => return format!("the {}", other.replace('_', " ")),
+    };
+    text.to_owned()
+}
+
+/// The command that would change the environment into what is asked for, if one does.
+fn in_place(inputs: &Inputs, options: &Options) -> Option<String> {
+    if inputs.files.is_empty() || inputs.files.iter().any(|file| file == "-") || !inputs.specs.is_empty() {
+        return None;
+    }
+    let mut command = "to change it in place: tare update".to_owned();
+    match (&options.name, &options.prefix) {
+        (Some(name), _) => command.push_str(&format!(" -n {name}")),
+        (_, Some(prefix)) => command.push_str(&format!(" -p {}", crate::error::quoted(&prefix.display().to_string()))),
+        _ => {}
+    }
+    for file in &inputs.files {
+        command.push_str(&format!(" -f {}", crate::error::quoted(&crate::spec::mask_secrets(file))));
+    }
+    Some(command + " --prune")
 }
 
 /// Packages whose link scripts may run, by name.
@@ -284,6 +319,7 @@ pub(crate) fn facts(planned: &Planned) -> Value {
         "gpu_intent": prepared.gpu,
         "gpu": solution.map(|solution| &solution.gpu),
         "pip_resolver": planned.pypi.as_ref().and_then(|pypi| pypi.engine.as_ref()),
+        "pip": prepared.pip.iter().flat_map(|section| &section.requirements).map(crate::spec::PipItem::shown).collect::<Vec<_>>(),
     })
 }
 

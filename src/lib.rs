@@ -61,3 +61,5 @@ pub mod spec;
 pub mod ui;
 /// Files of an environment against what their packages say.
 pub mod verify;
+/// Why a package is there.
+pub mod why;

@@ -114,6 +114,8 @@ pub struct Changed {
     pub python_linked: usize,
     /// Number of Python packages that no conda package brought that went.
     pub python_unlinked: usize,
+    /// Number of such packages that stayed.
+    pub python_kept: usize,
     /// How files came from each cache folder in use.
     pub link_modes: Vec<(PathBuf, LinkMode)>,
     /// Number of Python files compiled.
@@ -585,6 +587,7 @@ fn build(
         kept: job.keep.len(),
         python_linked: wheels.len(),
         python_unlinked: job.unlink_python.len(),
+        python_kept: job.keep_python.len(),
         link_modes: modes.into_iter().collect(),
         compiled,
         not_compiled,

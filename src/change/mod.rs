@@ -321,6 +321,8 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
         refuse_absent(&open, &inputs.specs)?;
     }
     remember(&mut inputs, &open, &*progress);
+    // With `prune` the request alone says what is there.
+    inputs.has_pip = mode != (Mode::Update { prune: true }) && open.known.iter().any(|known| known.name().as_normalized() == "pip");
     let mut prepared = resolve::prepare_fetched(&fetched, &inputs, settings, &*progress)?;
     if let Some(stamp) = &open.stamp
         && stamp.subdir != prepared.target.subdir.as_str()
@@ -378,6 +380,9 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
     plan.warn_about_pip(&*progress);
     let planned = Planned { prefix: open.prefix.path().to_owned(), prepared, resolved, pypi };
     let mut facts = create::facts(&planned);
+    if !prune {
+        keep_lines(&mut facts, open.stamp.as_ref());
+    }
     if prune && open.prefix.pinned()?.is_empty() {
         plan.same_input = open.stamp.as_ref().is_some_and(|stamp| stamp.metadata.get("input_digest") == facts.get("input_digest"));
     } else {
@@ -396,6 +401,16 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
         Some(run(&plan, &mut open, link, &session, settings, progress).await?)
     };
     Ok(Outcome { plan, changed })
+}
+
+/// Keeps what earlier `pip:` sections asked for by name, unless the new one asks for the same packages.
+fn keep_lines(facts: &mut serde_json::Value, stamp: Option<&Stamp>) {
+    let named = |line: &serde_json::Value| line.as_str().and_then(crate::export::requirement_name);
+    let Some(lines) = facts["pip"].as_array_mut() else { return };
+    let own: BTreeSet<String> = lines.iter().filter_map(named).collect();
+    let before = stamp.and_then(|stamp| stamp.metadata["pip"].as_array()).into_iter().flatten();
+    let kept: Vec<_> = before.filter(|line| named(line).is_some_and(|name| !own.contains(&name))).cloned().collect();
+    lines.splice(0..0, kept);
 }
 
 /// The pip half of a change. What is installed stays where it can, but what an update names.
@@ -560,7 +575,8 @@ impl Request {
             return resolve::resolve(prepared, Vec::new(), Favor::Newest, inputs, settings, session, progress).await;
         }
         let installed: Vec<RepoDataRecord> = open.known.iter().map(|known| known.record.repodata_record.clone()).collect();
-        let everything = matches!(mode, Mode::Update { prune: false }) && self.named.is_empty() && self.own.is_empty();
+        let everything =
+            matches!(mode, Mode::Update { prune: false }) && self.named.is_empty() && self.own.is_empty() && prepared.pip.is_none();
         let favor = match mode {
             Mode::Update { prune: true } => Favor::Locked,
             _ if everything => Favor::Newest,
@@ -803,6 +819,14 @@ fn not_installed(open: &Open, name: &str) -> Error {
 /// A name that is not there.
 fn refuse_absent(open: &Open, specs: &[String]) -> Result<()> {
     for text in specs {
+        if let Some(requirement) = text.trim().strip_prefix("pypi::") {
+            if let Some(name) = crate::export::requirement_name(requirement)
+                && !open.python.iter().any(|installed| installed.name == name)
+            {
+                return Err(not_installed(open, &name).hint(format!("to add it: tare install 'pypi::{name}'")));
+            }
+            continue;
+        }
         let spec = spec::parse_match_spec(text, None)?;
         if let Some(name) = spec.name.as_exact()
             && !open.known.iter().any(|known| known.name() == name)

@@ -1039,14 +1039,20 @@ pub struct SearchArgs {
     pub target: TargetArgs,
 }
 
-/// Explain why a package is in an environment
+/// Explain why a package is in an environment or a lock
 #[derive(Debug, Clone, Args)]
 pub struct WhyArgs {
-    /// Name of the package
+    /// Name of the package, of either half; `pypi::NAME` for the Python package where both have one of that name
     #[arg(value_name = "PACKAGE")]
     pub package: String,
     #[command(flatten)]
     pub environment: EnvironmentArgs,
+    /// Look into a lock instead of an environment
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["name", "prefix"])]
+    pub lock: Option<PathBuf>,
+    /// With `--lock`: the platform [default: that of this machine, or the only one]
+    #[arg(long, value_name = "PLATFORM", requires = "lock")]
+    pub platform: Option<String>,
     /// Show every path, not only the shortest ones
     #[arg(short, long)]
     pub all: bool,

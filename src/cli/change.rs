@@ -10,9 +10,8 @@ use super::args::{
 use super::context::{Context, inputs, link_mode};
 use super::create::name_of;
 use crate::change::{self, ChangePlan, Changed, Mode, Options, Outcome};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, quoted};
 use crate::install::{Cancel, LinkMode};
-use crate::lock::quoted;
 use crate::prefix::{Prefix, Which};
 use crate::resolve::count;
 use crate::ui::{human_bytes, table};
@@ -214,17 +213,18 @@ fn tell(outcome: &Outcome, options: &Options, context: &Context<'_>) {
 
 fn details(changed: &Changed) -> String {
     let seconds = changed.seconds;
-    let mut parts = vec![format!("{} linked", count(changed.linked, "package"))];
-    if changed.unlinked > 0 {
-        parts.push(format!("{} removed", changed.unlinked));
-    }
-    if changed.kept > 0 {
-        parts.push(format!("{} kept", changed.kept));
-    }
+    let both = |conda: usize, python: usize, what: &str| {
+        let halves = [(conda, "package"), (python, "Python package")];
+        let counted: Vec<String> = halves.iter().filter(|(number, _)| *number > 0).map(|(number, word)| count(*number, word)).collect();
+        (!counted.is_empty()).then(|| format!("{} {what}", counted.join(" and ")))
+    };
+    let mut parts: Vec<String> = both(changed.linked, changed.python_linked, "linked").into_iter().collect();
+    parts.extend(both(changed.unlinked, changed.python_unlinked, "removed"));
+    parts.extend(both(changed.kept, changed.python_kept, "kept"));
     if changed.compiled > 0 {
         parts.push(format!("{} compiled", count(changed.compiled, "Python file")));
     }
-    let mut text = parts.join(", ");
+    let mut text = if parts.is_empty() { "no package linked".to_owned() } else { parts.join(", ") };
     text.push_str(&format!(", in {:.1} s", seconds.fetch + seconds.link + seconds.compile + seconds.finish));
     if let Some(why) = &changed.not_compiled {
         text.push_str(&format!("; Python files were not compiled: {why}"));

@@ -9,7 +9,6 @@ use super::context::{Context, inputs, link_mode};
 use crate::create::{self, Options, Outcome, Planned};
 use crate::error::Result;
 use crate::install::{Cancel, Installed, LinkMode};
-use crate::lock::quoted;
 use crate::pypi::PypiSource;
 use crate::resolve::count;
 use crate::ui::{human_bytes, table};
@@ -78,6 +77,8 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
     }
     Ok(0)
 }
+
+pub(super) use crate::error::quoted;
 
 /// The name of an environment that lies in the first environments folder.
 pub(super) fn name_of(prefix: &std::path::Path, context: &Context<'_>) -> Option<String> {

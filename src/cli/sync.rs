@@ -8,9 +8,9 @@ use serde_json::json;
 use super::args::{CreateArgs, LinkArgs, SyncArgs};
 use super::context::{Context, link_mode};
 use super::create::{name_of, summary};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, quoted};
 use crate::install::{Cancel, LinkMode};
-use crate::lock::{self, CheckOptions, SyncOptions, Synced, quoted};
+use crate::lock::{self, CheckOptions, SyncOptions, Synced};
 use crate::resolve::count;
 use crate::ui::{human_bytes, table};
 

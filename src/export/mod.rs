@@ -16,6 +16,7 @@ use std::str::FromStr;
 use rattler_conda_types::Subdir;
 
 pub use conda::match_spec_text;
+pub use locks::choose as choose_platform;
 pub(crate) use subject::python_package;
 pub use subject::{Origin, PythonPackage, Subject, requirement_name, without_credentials};
 

@@ -31,7 +31,7 @@ use rattler_conda_types::{RepoDataRecord, Subdir};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, quoted};
 use crate::spec::Text;
 
 pub use check::{CheckOptions, Checked, check};
@@ -624,12 +624,6 @@ pub fn is_machine_bound(record: &RepoDataRecord) -> bool {
 
 /// The name of a lock where nothing else is said.
 pub(crate) const DEFAULT_NAME: &str = "tare.lock";
-
-/// A word of a command line, for a shell.
-pub(crate) fn quoted(word: &str) -> String {
-    let plain = word.chars().all(|c| c.is_ascii_alphanumeric() || "/._-+@%=:,".contains(c));
-    if plain && !word.is_empty() { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
-}
 
 /// The command line of `tare lock` for inputs, for hints. `more`: further options.
 pub(crate) fn command(files: &[String], specs: &[String], output: &str, more: &str) -> String {

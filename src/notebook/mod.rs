@@ -63,7 +63,7 @@ pub fn has_package(prefix: &Path) -> bool {
 /// The package as this program makes it.
 fn made_here(settings: &Settings) -> Result<ReadyWheel> {
     let binary = std::env::current_exe().map_err(|error| Error::failure("the path of this program cannot be told").because(error))?;
-    package::ready(&settings.cache_dir.value, &binary)
+    package::ready(settings.cache_dir()?, &binary)
 }
 
 /// Puts the package into the plan of an environment that takes the place of one that has it: it is tare's own, so no lock and no request names it.
@@ -118,7 +118,19 @@ pub(crate) fn same_again(ready: ReadyWheel, settings: &Settings) -> ReadyWheel {
 fn no_ipykernel(prefix: &Path) -> Error {
     Error::failure(format!("`{}` has no ipykernel", prefix.display()))
         .because("a Jupyter kernel for Python is started by `python -m ipykernel_launcher`")
-        .hint(format!("add it: tare install -p '{}' ipykernel", prefix.display()))
+        .hint(format!("add it: {}", add_ipykernel(prefix)))
+}
+
+/// The command that adds ipykernel where the environment gets its packages from.
+pub fn add_ipykernel(prefix: &Path) -> String {
+    // From the index where the Python packages are from there, or where no channel can have it: `host` has interpreters only.
+    let (records, _) = crate::pypi::installed::noted(prefix);
+    let python_half = records.iter().any(|record| record.record.name.as_ref() != PACKAGE);
+    let facts = Prefix::open(prefix).and_then(|prefix| prefix.metadata()).unwrap_or_default();
+    let channels: Vec<&str> = facts["channels"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str).collect();
+    let only_host = !channels.is_empty() && channels.iter().all(|channel| *channel == "host");
+    let package = if python_half || only_host { "pypi::ipykernel" } else { "ipykernel" };
+    format!("tare install -p {} {package}", crate::error::quoted(&prefix.display().to_string()))
 }
 
 /// Puts `tare_notebook` into the environment at `change.which` and, unless told otherwise, makes the environment a kernel.
@@ -135,7 +147,8 @@ pub async fn install(
     let opened = Prefix::open(prefix)?;
     let prefix = opened.path().to_owned();
     if !prefix.join("bin/python").exists() {
-        return Err(Error::failure(format!("`{}` has no Python", prefix.display())).hint("add it: tare install python"));
+        return Err(Error::failure(format!("`{}` has no Python", prefix.display()))
+            .hint(format!("add it: tare install -p {} python", crate::error::quoted(&prefix.display().to_string()))));
     }
     let kernel = if options.no_kernel {
         None
@@ -146,14 +159,16 @@ pub async fn install(
         // Refused before anything is changed.
         Some(kernel::prepare(&prefix, options)?)
     };
+    let staged = match &kernel {
+        Some(kernel) if !change.dry_run => Some(kernel::stage(kernel, &options.binary)?),
+        _ => None,
+    };
     let ready = package::ready(settings.cache_dir()?, &options.binary)?;
     let mut change = change.clone();
     change.which = prefix::Which { name: None, prefix: Some(prefix.clone()) };
     let outcome = change::add_wheels(&[ready], &change, settings, progress).await?;
-    if let Some(kernel) = &kernel
-        && !change.dry_run
-    {
-        kernel::write(kernel, &options.binary)?;
+    if let Some(staged) = staged {
+        staged.place()?;
     }
     Ok(Done { prefix, kernel, package: env!("CARGO_PKG_VERSION").to_owned(), changed: !outcome.plan.is_empty() })
 }

@@ -4,6 +4,7 @@ mod build;
 mod engine;
 /// Wheels into the cache.
 pub(crate) mod fetch;
+mod indexes;
 /// Wheels from the cache into an environment.
 pub(crate) mod install;
 /// What is installed, and taking it away.
@@ -35,7 +36,7 @@ pub use build::wheel_metadata;
 pub use engine::{EngineChoice, Found, PypiResolver, Query, markers};
 pub use install::{InstalledFile, TareRecord, WheelFacts};
 pub use provided::{CoreMetadata, Provided, provided};
-pub use resolve::{Context, Resolution, Workshop, check_record, trust_configured_indexes};
+pub use resolve::{Context, Resolution, Workshop, check_record};
 pub use section::{Options as SectionOptions, Section};
 use serde::{Deserialize, Serialize};
 use url::Url;

@@ -235,6 +235,70 @@ fn what_cannot_be_a_kernel_is_told_how_it_can() {
     env.tare(&["notebook", "list", "--prefix", there.to_str().unwrap()]).ok().stdout_has("shared");
 }
 
+#[test]
+fn hostile_names_and_places_are_refused_and_nothing_is_left() {
+    let env = TestEnv::new();
+    let prefix = environment(&env, true);
+    let before = tree(&prefix, &[]);
+    let kernels = env.home().join(".local/share/jupyter/kernels");
+    for text in ["", " ", "two\nlines", "\u{1b}[2J", "tab\there", "a\u{202e}b", &"x".repeat(300)] {
+        let ran = env.tare(&["notebook", "install", "-n", "vision", "--display-name", text]).expect_code(2);
+        assert!(!ran.stderr.contains('\u{1b}') && ran.stderr.contains("name that people see"), "{}", ran.stderr);
+    }
+    env.tare(&["notebook", "install", "-n", "vision", "--name", &"k".repeat(300)]).expect_code(2);
+    env.tare(&["notebook", "install", "-n", "vision", "--name", "a\nb"]).expect_code(2);
+    // A place that cannot be written: told before the environment changes.
+    std::fs::write(env.path().join("file"), "").unwrap();
+    let mut command = env.command(&["notebook", "install", "-n", "vision"]);
+    let ran = env.ran(command.env("JUPYTER_DATA_DIR", env.path().join("file/jupyter")).output().unwrap()).expect_code(1);
+    ran.stderr_has("write the kernelspec into").stderr_has("JUPYTER_DATA_DIR").stderr_has("--no-kernel");
+    assert_eq!(before, tree(&prefix, &[]));
+    assert!(!kernels.exists());
+    // Odd but harmless text goes through.
+    let odd = "\"q\" 'x' $HOME `id` {a} <b> \u{1f600} größe";
+    env.tare(&["notebook", "install", "-n", "vision", "--display-name", odd]).ok();
+    assert_eq!(kernel_json(&env, "tare-vision")["display_name"], odd);
+    env.tare(&["notebook", "list"]).ok().stdout_has(odd);
+    // What others wrote into it does not reach the terminal.
+    let file = kernels.join("tare-vision/kernel.json");
+    let edited = std::fs::read_to_string(&file).unwrap().replace("größe", "\\u001b[2J\\n");
+    std::fs::write(&file, edited).unwrap();
+    let listed = env.tare(&["notebook", "list"]).ok();
+    assert!(!listed.stdout.contains('\u{1b}') && listed.stdout.lines().count() == 2, "{}", listed.stdout);
+    // A killed run left a folder without a kernelspec.
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(kernels.join("tare-vision/.kernel.json.newAbC"), "{").unwrap();
+    env.tare(&["notebook", "install", "-n", "vision"]).ok();
+    env.tare(&["notebook", "list"]).ok().stdout_has("ready");
+}
+
+#[test]
+fn two_at_once_make_one_kernel() {
+    let env = TestEnv::new();
+    environment(&env, true);
+    let mut children: Vec<_> = (0..4)
+        .map(|_| {
+            let mut command = env.command(&["notebook", "install", "-n", "vision"]);
+            command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    for child in children.drain(..) {
+        env.ran(child.wait_with_output().unwrap()).ok();
+    }
+    env.tare(&["verify", "-n", "vision"]).ok();
+    let folder = env.home().join(".local/share/jupyter/kernels/tare-vision");
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+    env.tare(&["notebook", "list"]).ok().stdout_has("ready");
+    let children: Vec<_> =
+        (0..3).map(|_| env.command(&["notebook", "remove", "tare-vision"]).stderr(std::process::Stdio::piped()).spawn().unwrap()).collect();
+    // Whoever is late says that there is none, or has removed the rest of it.
+    for child in children {
+        let ran = env.ran(child.wait_with_output().unwrap());
+        assert!(ran.code == 0 || (ran.code == 1 && ran.stderr.contains("there is no kernel")), "{} {}", ran.code, ran.stderr);
+    }
+    assert!(!folder.exists());
+}
+
 /// The interpreter for the tests in Python; `None` after saying so.
 fn python() -> Option<PathBuf> {
     let named = std::env::var_os("TARE_HOST_PYTHON").map(PathBuf::from);
