@@ -1,19 +1,20 @@
 //! The main job in one call: inputs to an environment, or to the plan of one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rattler_conda_types::RepoDataRecord;
 use serde_json::{Value, json};
 
+use crate::change::Lost;
 use crate::channel::Session;
 use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::install::{self, Cancel, ExistingEnvironment, Installed, LinkMode, LinkScripts, Plan, TargetState};
 use crate::prefix::{Places, Which};
 use crate::pypi::{PypiPlan, PypiRecord, PypiSource};
-use crate::report::Progress;
+use crate::report::{Progress, Silent};
 use crate::resolve::{self, Inputs, Prepared, Resolved};
 use crate::solve;
 
@@ -85,14 +86,30 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
 
     if !options.dry_run {
         match install::state_of_target(&prefix)? {
-            TargetState::Environment(existing) => match difference(&existing, &prepared) {
+            TargetState::Environment(existing) => match difference(&existing, &prepared, !options.force, &*progress) {
                 None => return Ok(Outcome::Same { prefix }),
-                Some(_) if options.force => install::refuse_frozen(&existing, options.override_frozen)?,
+                Some(_) if options.force => {
+                    // Refused, and told, before anything is lost.
+                    install::accept_target(&prefix, true, options.override_frozen)?;
+                    tell_lost(&prefix, &*progress);
+                }
                 Some(why) => {
-                    return Err(Error::failure(format!("there already is an environment at `{}`, and it differs", prefix.display()))
+                    let lost = Lost::with(&prefix).unwrap_or_default();
+                    let mut error = Error::failure(format!("there already is an environment at `{}`, and it differs", prefix.display()))
                         .because(why)
-                        .hint("to replace it: --force")
-                        .hint("to make another one: -n NAME"));
+                        .hint(if lost.is_empty() {
+                            "to replace it: --force"
+                        } else {
+                            "to replace it, without what is named above: --force"
+                        })
+                        .hint(in_place(inputs, options).unwrap_or_else(|| {
+                            "to change it and keep what is yours in it: tare install, or tare update -f FILE --prune".to_owned()
+                        }))
+                        .hint("to make another one: -n NAME");
+                    for line in lost.lines() {
+                        error = error.because(format!("a new one would not have its {line}"));
+                    }
+                    return Err(error);
                 }
             },
             TargetState::Absent | TargetState::EmptyFolder | TargetState::Foreign | TargetState::File => {
@@ -111,31 +128,48 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
     let planned = Planned { prefix, prepared, resolved, pypi };
     if options.dry_run {
         if let Ok(TargetState::Environment(existing)) = install::state_of_target(&planned.prefix) {
-            match difference(&existing, &planned.prepared) {
+            match difference(&existing, &planned.prepared, !options.force, &*progress) {
                 None => progress.note("the environment is there already and as asked: `create` would do nothing"),
-                Some(why) if options.force => progress.note(&format!("the environment that is there would be replaced: {why}")),
+                Some(why) if options.force => {
+                    progress.note(&format!("the environment that is there would be replaced: {why}"));
+                    tell_lost(&planned.prefix, &*progress);
+                }
                 Some(why) => {
-                    progress
-                        .warn(&format!("there already is an environment, and it differs: {why}"), &["to replace it: --force".to_owned()]);
+                    let hints: Vec<String> = in_place(inputs, options).into_iter().chain(["to replace it: --force".to_owned()]).collect();
+                    progress.warn(&format!("there already is an environment, and it differs: {why}"), &hints);
                 }
             }
         }
         return Ok(Outcome::Planned(Box::new(planned)));
     }
-    let plan = plan(&planned, options, settings)?;
-    match install::create_with(&plan, &session.package_cache, session.client.clone(), progress).await {
+    let mut plan = plan(&planned, options, settings)?;
+    if plan.replace {
+        crate::notebook::carry_over(&install::resolve_prefix(&planned.prefix)?, &mut plan, settings, &*progress)?;
+    }
+    match install::create_with(&plan, &session.package_cache, session.client.clone(), progress.clone()).await {
         Ok(installed) => Ok(Outcome::Created(Box::new(planned), Box::new(installed))),
         Err(error) => {
             // Another process may have made the very environment while this one waited for its lock.
             if !options.force
                 && !plan.placed.load(std::sync::atomic::Ordering::SeqCst)
                 && let Ok(TargetState::Environment(existing)) = install::state_of_target(&planned.prefix)
-                && difference(&existing, &planned.prepared).is_none()
+                && difference(&existing, &planned.prepared, true, &Silent).is_none()
             {
                 return Ok(Outcome::Same { prefix: planned.prefix });
             }
             Err(error)
         }
+    }
+}
+
+/// Says what a replaced environment takes with it.
+fn tell_lost(prefix: &Path, progress: &dyn Progress) {
+    let Ok(lost) = Lost::with(prefix) else { return };
+    for line in lost.lines() {
+        progress.warn(
+            &format!("with the environment that is replaced go {line}"),
+            &["to keep them, change the environment instead: tare update -f FILE --prune".to_owned()],
+        );
     }
 }
 
@@ -157,8 +191,8 @@ pub fn places(settings: &Settings) -> Places {
 }
 
 /// Why the environment is not what the request would make; `None` if it is. Nothing is solved for that: an equal request
-/// is enough, whatever the channels have got since.
-fn difference(existing: &ExistingEnvironment, prepared: &Prepared) -> Option<String> {
+/// is enough, whatever the channels have got since. Files of nobody in site-packages are `tolerated` and told, or a difference.
+fn difference(existing: &ExistingEnvironment, prepared: &Prepared, tolerated: bool, progress: &dyn Progress) -> Option<String> {
     let Some(stamp) = &existing.stamp else { return Some("it was not made by tare".to_owned()) };
     if stamp.prefix != existing.prefix {
         return Some(format!("it was made at `{}` and moved", stamp.prefix.display()));
@@ -166,17 +200,59 @@ fn difference(existing: &ExistingEnvironment, prepared: &Prepared) -> Option<Str
     if stamp.metadata.get("input_digest").and_then(Value::as_str) != Some(&prepared.digest) {
         let parts: Vec<String> = match stamp.metadata.get("input_parts").and_then(Value::as_object) {
             Some(before) => {
-                prepared.parts.iter().filter(|(key, value)| before.get(*key) != Some(value)).map(|(key, _)| key.replace('_', " ")).collect()
+                prepared.parts.iter().filter(|(key, value)| before.get(*key) != Some(value)).map(|(key, _)| part(key)).collect()
             }
             None => Vec::new(),
         };
         return Some(if parts.is_empty() {
             "it was made from another input".to_owned()
         } else {
-            format!("it was made from another input: the {} differ", parts.join(", "))
+            format!("it was made from another input; what differs: {}", parts.join(", "))
         });
     }
-    install::first_damage(&existing.prefix, stamp)
+    let look = install::look(&existing.prefix, stamp);
+    if let Some(why) = look.difference() {
+        return Some(why);
+    }
+    let alien = look.aliens.first()?;
+    if !tolerated {
+        return Some(format!("`{}` belongs to no package", alien.display()));
+    }
+    install::tell_aliens(&existing.prefix, &look.aliens, progress);
+    None
+}
+
+/// A part of a request as people know it.
+fn part(key: &str) -> String {
+    let text = match key {
+        "pip" => "the `pip:` section",
+        "explicit" => "the list of archives",
+        "priority" => "the channel priority",
+        "exclude_newer" => "`--exclude-newer`",
+        "subdir" => "the platform",
+        "virtual_packages" => "the virtual packages that were assumed",
+        "gpu" => "what is asked of the GPU",
+        "pins" => "the pins of the configuration",
+        other => return format!("the {}", other.replace('_', " ")),
+    };
+    text.to_owned()
+}
+
+/// The command that would change the environment into what is asked for, if one does.
+fn in_place(inputs: &Inputs, options: &Options) -> Option<String> {
+    if inputs.files.is_empty() || inputs.files.iter().any(|file| file == "-") || !inputs.specs.is_empty() {
+        return None;
+    }
+    let mut command = "to change it in place: tare update".to_owned();
+    match (&options.name, &options.prefix) {
+        (Some(name), _) => command.push_str(&format!(" -n {name}")),
+        (_, Some(prefix)) => command.push_str(&format!(" -p {}", crate::error::quoted(&prefix.display().to_string()))),
+        _ => {}
+    }
+    for file in &inputs.files {
+        command.push_str(&format!(" -f {}", crate::error::quoted(&crate::spec::mask_secrets(file))));
+    }
+    Some(command + " --prune")
 }
 
 /// Packages whose link scripts may run, by name.
@@ -235,6 +311,7 @@ pub(crate) fn facts(planned: &Planned) -> Value {
         "input_parts": prepared.parts,
         "sources": prepared.spec.sources.iter().map(|source| json!({ "name": source.name, "sha256": source.sha256 })).collect::<Vec<_>>(),
         "channels": prepared.channels.iter().map(|channel| &channel.display).collect::<Vec<_>>(),
+        "nodefaults": prepared.spec.nodefaults,
         "channel_priority": solution.map(|solution| solution.priority_used),
         "channel_priority_fell_back": solution.is_some_and(|solution| solution.priority_fell_back),
         "exclude_newer": prepared.exclude_newer.map(|time| time.to_string()),
@@ -242,6 +319,7 @@ pub(crate) fn facts(planned: &Planned) -> Value {
         "gpu_intent": prepared.gpu,
         "gpu": solution.map(|solution| &solution.gpu),
         "pip_resolver": planned.pypi.as_ref().and_then(|pypi| pypi.engine.as_ref()),
+        "pip": prepared.pip.iter().flat_map(|section| &section.requirements).map(crate::spec::PipItem::shown).collect::<Vec<_>>(),
     })
 }
 

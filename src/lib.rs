@@ -15,6 +15,8 @@ pub mod change;
 pub mod channel;
 /// The whole check of an environment: steps, report, pages.
 pub mod check;
+/// Programs in a process of their own: time limit, bounded output, an end for all they started.
+pub mod child;
 /// Command line: arguments in, one library call, result to `ui`.
 pub mod cli;
 /// .condarc subset, tare's config.toml and environment variables: one `Settings`.
@@ -29,6 +31,8 @@ pub mod elf;
 pub mod error;
 /// An environment or a lock as text for other tools.
 pub mod export;
+/// Reading files that may be something else than files.
+mod files;
 /// The GPU side: drivers, the caching allocator, traces.
 pub mod gpu;
 /// A solution to a prefix: fetch, stage, link, compile, rename.
@@ -57,3 +61,5 @@ pub mod spec;
 pub mod ui;
 /// Files of an environment against what their packages say.
 pub mod verify;
+/// Why a package is there.
+pub mod why;

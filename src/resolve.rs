@@ -44,6 +44,8 @@ pub struct Inputs {
     pub no_pip: bool,
     /// `--pip-resolver`; else the setting.
     pub pip_resolver: Option<EngineChoice>,
+    /// The environment has pip already.
+    pub has_pip: bool,
     /// Add the configuration's `create_default_packages`.
     pub default_packages: bool,
     /// `-n` or `-p` was given.
@@ -149,7 +151,7 @@ pub fn prepare_fetched(fetched: &[Fetched], inputs: &Inputs, settings: &Settings
     } else {
         Some(Section::load(&spec.pip, &|name| std::env::var(name).ok())?).filter(|section| !section.is_empty())
     };
-    if pip.is_some() && spec.explicit.is_none() && !spec.dependencies.iter().any(is_pip) {
+    if pip.is_some() && spec.explicit.is_none() && !inputs.has_pip && !spec.dependencies.iter().any(is_pip) {
         progress.warn(
             "`pip` is added to the dependencies: the `pip:` section needs it",
             &["name it yourself, before the section: `- pip`".to_owned(), "to leave the section out: --no-pip".to_owned()],
@@ -512,6 +514,7 @@ pub async fn resolve(
     request.locked = locked;
     request.update = update;
     request.channels = prepared.channels.iter().map(|channel| channel.display.clone()).collect();
+    request.appended = prepared.channels.iter().filter(|channel| channel.appended).map(|channel| channel.display.clone()).collect();
     request.priority = prepared.priority;
     request.gpu = prepared.gpu;
     request.exclude_newer = prepared.exclude_newer;

@@ -22,6 +22,7 @@ use crate::pypi::TareRecord;
 use crate::pypi::fetch::CachedWheel;
 use crate::pypi::install::{StagedWheel, WheelLayout};
 use crate::pypi::installed::Installed;
+use crate::pypi::revisions;
 use crate::report::{Phase, Progress};
 
 /// Where the files of a package lie that another package has overwritten (`--clobber`); rattler and pixi look there too.
@@ -113,6 +114,8 @@ pub struct Changed {
     pub python_linked: usize,
     /// Number of Python packages that no conda package brought that went.
     pub python_unlinked: usize,
+    /// Number of such packages that stayed.
+    pub python_kept: usize,
     /// How files came from each cache folder in use.
     pub link_modes: Vec<(PathBuf, LinkMode)>,
     /// Number of Python files compiled.
@@ -153,7 +156,7 @@ pub(super) async fn apply(
     guard.disarm();
     let changed = result?;
     if register
-        && let Some(home) = home.or_else(dirs::home_dir)
+        && let Some(home) = home.or_else(crate::config::home_dir)
         && let Err(error) = install::register(&home, &changed.prefix, true)
     {
         tracing::debug!("{error}");
@@ -252,11 +255,16 @@ fn decide<'a>(
     let mut clashes: Vec<String> = Vec::new();
     let mut python_clash: Option<String> = None;
     let mut in_the_way: Vec<String> = Vec::new();
+    // A copy is no kernel until it is made one.
+    let kernels = if job.is_copy() && job.marker.is_none() { crate::notebook::kernelspecs_inside(&job.base) } else { Vec::new() };
     let mut taken_files: HashSet<&Path> = HashSet::new();
     let mut needed: HashSet<&Path> = HashSet::new();
     for entry in entries.iter().filter(|entry| !matches!(entry.kind, Kind::Folder { .. })) {
         let path = entry.path.as_path();
         let owner = owners.get(path).copied();
+        if owner.is_none() && kernels.iter().any(|kernel| path.starts_with(kernel)) {
+            continue;
+        }
         if let Some(new) = incoming.get(path) {
             if let Some(Owner::Python(number)) = owner {
                 decision.touched.insert(number);
@@ -581,6 +589,7 @@ fn build(
         kept: job.keep.len(),
         python_linked: wheels.len(),
         python_unlinked: job.unlink_python.len(),
+        python_kept: job.keep_python.len(),
         link_modes: modes.into_iter().collect(),
         compiled,
         not_compiled,
@@ -649,10 +658,35 @@ fn restore_modes(
                 Some(FileKind::Mode(mode)) => *mode,
                 _ => 0o644,
             };
-            install::set_mode(&path, mode)?;
+            own_mode(&path, mode)?;
         }
     }
     Ok(())
+}
+
+/// Sets the permissions of a file of the stage, and of none that is the same file: the cache and other environments keep theirs.
+fn own_mode(path: &Path, mode: u32) -> Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let about = std::fs::symlink_metadata(path).map_err(|error| Error::io("look at", path, &error))?;
+        if about.permissions().mode() & 0o7777 == mode {
+            return Ok(());
+        }
+        if about.nlink() > 1 {
+            let folder = path.parent().unwrap_or(path);
+            let fail = |error: std::io::Error| Error::io("write", path, &error);
+            let copy = tempfile::Builder::new().prefix(".tare-mode-").tempfile_in(folder).map_err(fail)?;
+            std::fs::copy(path, copy.path()).map_err(fail)?;
+            copy.persist(path).map_err(|error| fail(error.error))?;
+        }
+    }
+    install::set_mode(path, mode)
+}
+
+/// A path below `conda-meta`, relative to it.
+fn in_meta(path: &str) -> &str {
+    path.strip_prefix("conda-meta/").unwrap_or(path)
 }
 
 /// Takes over `conda-meta`, apart from what is written anew.
@@ -671,7 +705,10 @@ fn take_meta(job: &Job, stage: &Path, taking: Taking<'_>) -> Result<()> {
             // Damaged notes are not for a repair of packages to throw away.
             Some("tare/environment.json") if job.repair.as_ref().is_some_and(|repair| repair.stamp.is_none()) => true,
             // Not linked: what is written into would be the file of the old environment.
-            Some("history" | "tare/environment.json" | "tare/files" | "tare/modes") => false,
+            Some(name) if name == "history" || name == in_meta(revisions::FILE) && job.repair.is_none() => false,
+            Some("tare/environment.json" | "tare/files" | "tare/modes") => false,
+            // What was found out about another environment.
+            Some("tare/check.json") => !job.is_copy() || job.marker.is_some(),
             Some("state") => job.variables.is_none(),
             // A copy may be changed, the same environment under a new name may not.
             Some("frozen") => !job.is_copy() || job.marker.is_some(),
@@ -763,17 +800,8 @@ fn write_metadata(
     }
     let mut history = String::new();
     if !job.is_copy() {
-        history = std::fs::read(job.base.join("conda-meta/history"))
-            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-            .unwrap_or_default();
-        if history.trim().is_empty() {
-            // Other tools keep no history: without the state before, the change would read as the whole environment.
-            let before: BTreeSet<String> = names(&job.keep).into_iter().chain(names(&job.unlink)).collect();
-            history = format!("==> {} <==\n", metadata::now());
-            history.extend(before.iter().map(|name| format!("+{name}\n")));
-        } else if !history.ends_with('\n') {
-            history.push('\n');
-        }
+        let before: BTreeSet<String> = names(&job.keep).into_iter().chain(names(&job.unlink)).collect();
+        history = metadata::history_so_far(&job.base, &before);
     }
     history += &metadata::history_entry(&metadata::now(), &plan.command, &names(&job.unlink), &added, &job.update_specs, &job.remove_specs);
     replace(&meta.join("history"), history.as_bytes())?;
@@ -793,6 +821,14 @@ fn write_metadata(
         all_python.extend(if relist { crate::pypi::installed::relist(stage, installed)? } else { installed.tare.clone() });
     }
     let pypi = all_python;
+    let mut python: Vec<revisions::Noted> = pypi.iter().filter(|record| !record.record.is_tooling()).map(revisions::Noted::of).collect();
+    let foreign = job.keep_python.iter().filter(|installed| !installed.is_ours());
+    python.extend(foreign.map(|installed| revisions::Noted {
+        name: installed.name.clone(),
+        version: installed.version.clone(),
+        source: None,
+    }));
+    revisions::note(stage, (!job.is_copy()).then_some(job.base.as_path()), &history, python)?;
     let exact_modes = exact_modes(job);
     let notes = Notes {
         prefix: &plan.prefix,

@@ -78,6 +78,8 @@ pub(super) struct Finder<'a> {
     /// For packages whose channel is not known.
     pub channels: Vec<String>,
     pub cancel: Cancel,
+    /// Archives may be brought into the cache to read what is in them.
+    pub may_fetch: bool,
 }
 
 /// What was found of one package.
@@ -183,6 +185,9 @@ impl Finder<'_> {
             if fetch::is_cached(&self.session.package_cache, url).await {
                 cached.push(url.clone());
             }
+        }
+        if cached.is_empty() && !self.may_fetch {
+            return Ok(None);
         }
         // A channel may serve what its repodata no longer lists.
         let tried = if cached.is_empty() { urls } else { cached };

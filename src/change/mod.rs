@@ -6,6 +6,7 @@
 
 mod apply;
 mod find;
+mod lost;
 mod plan;
 mod repair;
 mod revert;
@@ -22,8 +23,9 @@ use indexmap::IndexMap;
 use rattler_conda_types::{MatchSpec, PackageName, PrefixRecord, RepoDataRecord};
 
 pub use apply::Changed;
+pub use lost::Lost;
 pub use plan::{ChangePlan, PlanRow};
-pub use repair::{Repaired, repair};
+pub use repair::{Repaired, Sibling, Unrepaired, repair};
 pub use revert::revert;
 pub use variables::{check_variable, set_variables, unset_variables};
 pub use whole::{Renamed, clone_environment, named, relocate_environment, remove_environment, rename_environment};
@@ -64,6 +66,8 @@ pub struct Options {
     pub lock_timeout: Option<Duration>,
     /// Change a frozen environment (CEP 22) too.
     pub override_frozen: bool,
+    /// Remove a whole environment although files in it belong to no package.
+    pub give_up_files: bool,
     /// The command line, for the history.
     pub command: Vec<String>,
     /// Stops the work.
@@ -127,21 +131,6 @@ fn same_place(a: &Path, b: &Path) -> bool {
     a == b || matches!((std::fs::canonicalize(a), std::fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Refuses environments that cannot be exchanged for another folder.
-fn refuse_mount_point(prefix: &Path) -> Result<()> {
-    let Some(point) = survey::mount_point(prefix) else { return Ok(()) };
-    let shown = point.display();
-    Err(if same_place(&point, prefix) {
-        Error::failure(format!("`{shown}` is a mount point"))
-            .because("an environment is changed by exchanging its folder for a new one, and a mount point cannot be renamed")
-            .hint(format!("keep the environment in a folder inside it: tare create -p '{shown}/env' --clone '{shown}'"))
-    } else {
-        Error::failure(format!("something is mounted inside the environment, at `{shown}`"))
-            .because("an environment is changed by exchanging its folder for a new one, and what is mounted would go with the old one")
-            .hint(format!("unmount it first: umount '{shown}'"))
-    })
-}
-
 /// Takes the lock of `prefix` and completes what a killed run left.
 async fn lock(prefix: &Path, options: &Options, progress: &dyn Progress) -> Result<PrefixLock> {
     let lock = PrefixLock::acquire(prefix, &options.command, options.lock_timeout, progress, &options.cancel).await?;
@@ -183,7 +172,7 @@ async fn open_anywhere(path: &Path, options: &Options, progress: &dyn Progress) 
     let mut held = None;
     if !options.dry_run {
         if path.exists() {
-            refuse_mount_point(&path)?;
+            install::refuse_mount_point(&path)?;
         } else if !install::needs_recovery(&path) {
             // Says what is wrong, without a lock file in a folder that may not even exist.
             Prefix::open(&path)?;
@@ -332,6 +321,8 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
         refuse_absent(&open, &inputs.specs)?;
     }
     remember(&mut inputs, &open, &*progress);
+    // With `prune` the request alone says what is there.
+    inputs.has_pip = mode != (Mode::Update { prune: true }) && open.known.iter().any(|known| known.name().as_normalized() == "pip");
     let mut prepared = resolve::prepare_fetched(&fetched, &inputs, settings, &*progress)?;
     if let Some(stamp) = &open.stamp
         && stamp.subdir != prepared.target.subdir.as_str()
@@ -389,6 +380,9 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
     plan.warn_about_pip(&*progress);
     let planned = Planned { prefix: open.prefix.path().to_owned(), prepared, resolved, pypi };
     let mut facts = create::facts(&planned);
+    if !prune {
+        keep_lines(&mut facts, open.stamp.as_ref());
+    }
     if prune && open.prefix.pinned()?.is_empty() {
         plan.same_input = open.stamp.as_ref().is_some_and(|stamp| stamp.metadata.get("input_digest") == facts.get("input_digest"));
     } else {
@@ -401,9 +395,22 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
     link.requested = plan.requested_specs();
     link.records.clone_from(&plan.link);
     plan.planned = Some(planned);
-    let changed =
-        if options.dry_run || plan.is_nothing(&open) { None } else { Some(run(&plan, &mut open, link, &session, progress).await?) };
+    let changed = if options.dry_run || plan.is_nothing(&open) {
+        None
+    } else {
+        Some(run(&plan, &mut open, link, &session, settings, progress).await?)
+    };
     Ok(Outcome { plan, changed })
+}
+
+/// Keeps what earlier `pip:` sections asked for by name, unless the new one asks for the same packages.
+fn keep_lines(facts: &mut serde_json::Value, stamp: Option<&Stamp>) {
+    let named = |line: &serde_json::Value| line.as_str().and_then(crate::export::requirement_name);
+    let Some(lines) = facts["pip"].as_array_mut() else { return };
+    let own: BTreeSet<String> = lines.iter().filter_map(named).collect();
+    let before = stamp.and_then(|stamp| stamp.metadata["pip"].as_array()).into_iter().flatten();
+    let kept: Vec<_> = before.filter(|line| named(line).is_some_and(|name| !own.contains(&name))).cloned().collect();
+    lines.splice(0..0, kept);
 }
 
 /// The pip half of a change. What is installed stays where it can, but what an update names.
@@ -435,6 +442,7 @@ async fn run(
     open: &mut Open,
     mut link: install::Plan,
     session: &Session,
+    settings: &Settings,
     progress: Arc<dyn Progress>,
 ) -> Result<Changed> {
     let told = link.pypi.take();
@@ -443,8 +451,10 @@ async fn run(
             Error::failure(format!("`{}` needs Python, which is not among the packages", plan.pypi.link[0].record.name))
                 .hint("add `python` to the conda packages")
         })?;
+        let mut wheels = plan.pypi.link.clone();
+        crate::notebook::refresh(&mut wheels, settings)?;
         link.pypi = Some(PypiPlan {
-            wheels: plan.pypi.link.clone(),
+            wheels,
             python: version,
             engine: told.as_ref().and_then(|told| told.engine.clone()),
             clobber: told.is_some_and(|told| told.clobber),
@@ -565,7 +575,8 @@ impl Request {
             return resolve::resolve(prepared, Vec::new(), Favor::Newest, inputs, settings, session, progress).await;
         }
         let installed: Vec<RepoDataRecord> = open.known.iter().map(|known| known.record.repodata_record.clone()).collect();
-        let everything = matches!(mode, Mode::Update { prune: false }) && self.named.is_empty() && self.own.is_empty();
+        let everything =
+            matches!(mode, Mode::Update { prune: false }) && self.named.is_empty() && self.own.is_empty() && prepared.pip.is_none();
         let favor = match mode {
             Mode::Update { prune: true } => Favor::Locked,
             _ if everything => Favor::Newest,
@@ -732,7 +743,7 @@ pub async fn remove(names: &[String], prune: bool, options: &Options, settings: 
     }
     let session = Session::open(settings, progress.clone())?;
     let link = unsolved(&plan, &open, options)?;
-    let changed = run(&plan, &mut open, link, &session, progress).await?;
+    let changed = run(&plan, &mut open, link, &session, settings, progress).await?;
     Ok(Outcome { plan, changed: Some(changed) })
 }
 
@@ -754,8 +765,14 @@ pub async fn add_wheels(wheels: &[ReadyWheel], options: &Options, settings: &Set
     let mut link = unsolved(&plan, &open, options)?;
     // As the rest of the environment.
     link.compile = !options.no_compile && open.stamp.as_ref().is_some_and(|stamp| stamp.compiled);
-    let changed = run(&plan, &mut open, link, &session, progress).await?;
+    let changed = run(&plan, &mut open, link, &session, settings, progress).await?;
     Ok(Outcome { plan, changed: Some(changed) })
+}
+
+/// No single input and no lock describes the environment any more.
+fn forget_input(facts: &mut serde_json::Map<String, serde_json::Value>) {
+    facts.insert("input_digest".to_owned(), serde_json::Value::Null);
+    facts.remove("lock");
 }
 
 /// What to link for a plan that nothing was solved for.
@@ -767,8 +784,13 @@ fn unsolved(plan: &ChangePlan, open: &Open, options: &Options) -> Result<install
     link.cancel = options.cancel.clone();
     link.compile = false;
     link.metadata = open.stamp.as_ref().map_or(serde_json::Value::Null, |stamp| stamp.metadata.clone());
-    if let Some(facts) = link.metadata.as_object_mut() {
-        facts.insert("input_digest".to_owned(), serde_json::Value::Null);
+    // tare's own tooling is part of no input and no lock.
+    let only_tooling = plan.link.is_empty()
+        && plan.unlink.is_empty()
+        && plan.pypi.link.iter().all(|ready| ready.record.is_tooling())
+        && plan.pypi.unlink.iter().all(Installed::is_tooling);
+    if let Some(facts) = link.metadata.as_object_mut().filter(|_| !only_tooling) {
+        forget_input(facts);
     }
     Ok(link)
 }
@@ -797,6 +819,14 @@ fn not_installed(open: &Open, name: &str) -> Error {
 /// A name that is not there.
 fn refuse_absent(open: &Open, specs: &[String]) -> Result<()> {
     for text in specs {
+        if let Some(requirement) = text.trim().strip_prefix("pypi::") {
+            if let Some(name) = crate::export::requirement_name(requirement)
+                && !open.python.iter().any(|installed| installed.name == name)
+            {
+                return Err(not_installed(open, &name).hint(format!("to add it: tare install 'pypi::{name}'")));
+            }
+            continue;
+        }
         let spec = spec::parse_match_spec(text, None)?;
         if let Some(name) = spec.name.as_exact()
             && !open.known.iter().any(|known| known.name() == name)

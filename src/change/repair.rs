@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::apply::{self, Changed, Job, Known, Repair};
 use super::find::{Finder, Named, not_found};
-use super::{Options, lock, refuse_mount_point, requested_of, same_place};
+use super::{Options, lock, requested_of, same_place};
 use crate::channel::Session;
 use crate::config::Settings;
 use crate::create;
@@ -19,7 +19,7 @@ use crate::install::{self, CacheCheck, ExistingEnvironment, ExternalLinks, Prefi
 use crate::prefix::Prefix;
 use crate::pypi::fetch::WheelFetcher;
 use crate::pypi::installed::{self, Installed};
-use crate::pypi::{PypiPlan, ReadyWheel};
+use crate::pypi::{PypiPlan, PypiSource, ReadyWheel, WheelFile};
 use crate::report::Progress;
 use crate::verify::{self, Fault, Finding, Report};
 
@@ -30,6 +30,16 @@ pub struct Unrepaired {
     pub package: String,
     /// Why it cannot be linked anew.
     pub why: String,
+}
+
+/// Another environment that has the very files (hard links) that are wrong here. A repair never writes into them: here it puts other files in their
+/// place, there they stay as they are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Sibling {
+    /// The environment.
+    pub prefix: PathBuf,
+    /// Its files, relative to it, sorted.
+    pub files: Vec<String>,
 }
 
 /// What a repair found and did.
@@ -43,8 +53,12 @@ pub struct Repaired {
     pub after: Report,
     /// The packages that were linked anew (`dry_run`: that would be), sorted.
     pub packages: Vec<String>,
+    /// Those whose copies in the cache are damaged or gone: they are fetched again (`dry_run`: would be), sorted.
+    pub fetched: Vec<String>,
     /// Packages with faults that could not be linked anew.
     pub unrepaired: Vec<Unrepaired>,
+    /// Other environments with the same wrong files.
+    pub siblings: Vec<Sibling>,
     /// What was done; `None` with `dry_run` and where there was nothing to do.
     pub changed: Option<Changed>,
 }
@@ -67,7 +81,7 @@ pub async fn repair(check: verify::Options, options: &Options, settings: &Settin
     let mut held = None;
     if !options.dry_run {
         if path.exists() {
-            refuse_mount_point(&path)?;
+            install::refuse_mount_point(&path)?;
         }
         if path.exists() || install::needs_recovery(&path) {
             held = Some(lock(&path, options, &*progress).await?);
@@ -80,9 +94,11 @@ pub async fn repair(check: verify::Options, options: &Options, settings: &Settin
     let mut repaired = Repaired {
         prefix: prefix.path().to_owned(),
         after: before.clone(),
-        before,
         packages: Vec::new(),
+        fetched: Vec::new(),
         unrepaired: Vec::new(),
+        siblings: siblings(&prefix, &before, settings),
+        before,
         changed: None,
     };
     // Half of the files for one place and half for another would be worse than what is there.
@@ -231,6 +247,7 @@ impl State {
         repaired.packages = names.iter().map(|name| name.as_normalized().to_owned()).collect();
         repaired.packages.extend(unlink_python.iter().map(|installed| installed.name.clone()));
         repaired.packages.sort();
+        repaired.fetched.sort();
         repaired.unrepaired.sort_by(|a, b| a.package.cmp(&b.package));
         if records.is_empty() && wheels.is_empty() {
             return Ok(None);
@@ -329,10 +346,24 @@ impl State {
         for number in chosen {
             let installed = &self.python[number];
             let paths: HashSet<&Path> = installed.files.iter().flatten().map(PathBuf::as_path).collect();
-            let ready = installed.tare.as_ref().map(crate::pypi::TareRecord::ready);
+            let ready = installed.tare.as_ref().map(|tare| crate::notebook::same_again(tare.ready(), settings));
             let tried = match (obstacle(prefix.path(), &paths), ready) {
                 (Some(why), _) => Err(Error::failure(why)),
-                (None, Some(ready)) => fetcher.ensure(std::slice::from_ref(&ready)).await.map(|_| ready),
+                (None, Some(ready)) => match fetcher.present(&ready).await {
+                    Ok(true) => Ok(ready),
+                    Ok(false) => {
+                        let come = if options.dry_run {
+                            wheel_could_come(&ready, session)
+                        } else {
+                            fetcher.ensure(std::slice::from_ref(&ready)).await.map(drop)
+                        };
+                        come.map(|()| {
+                            repaired.fetched.push(installed.name.clone());
+                            ready
+                        })
+                    }
+                    Err(error) => Err(error),
+                },
                 (None, None) => continue,
             };
             match tried {
@@ -403,7 +434,7 @@ impl State {
         if let Some(records) = proven(&others, &candidates, &stamp.environment_digest) {
             return Ok(files.into_iter().zip(records).collect());
         }
-        let finder = Finder { settings, session, subdir, channels, cancel: options.cancel.clone() };
+        let finder = Finder { settings, session, subdir, channels, cancel: options.cancel.clone(), may_fetch: !options.dry_run };
         let found = finder.find(&wanted).await?;
         for (records, found) in candidates.iter_mut().zip(&found) {
             // Before what may have been tampered with.
@@ -442,10 +473,19 @@ impl State {
             progress,
             cancel: options.cancel.clone(),
         };
-        let fetcher = &fetcher;
-        let tried: Vec<(RepoDataRecord, Result<()>)> = stream::iter(records)
+        let (fetcher, dry_run) = (&fetcher, options.dry_run);
+        let tried: Vec<(RepoDataRecord, Result<bool>)> = stream::iter(records)
             .map(|record| async move {
-                let tried = fetcher.fetch_all(std::slice::from_ref(&record)).await.map(drop);
+                let tried = async {
+                    let present = fetcher.present(&record).await?;
+                    if !present && dry_run {
+                        could_come(&record.url, session)?;
+                    } else if !present {
+                        fetcher.fetch_all(std::slice::from_ref(&record)).await?;
+                    }
+                    Ok(present)
+                };
+                let tried = tried.await;
                 (record, tried)
             })
             .buffered(settings.concurrency.value.max(1))
@@ -454,7 +494,12 @@ impl State {
         let mut obtained = Vec::new();
         for (record, tried) in tried {
             match tried {
-                Ok(()) => obtained.push(record),
+                Ok(present) => {
+                    if !present {
+                        repaired.fetched.push(record.package_record.name.as_normalized().to_owned());
+                    }
+                    obtained.push(record);
+                }
                 Err(error) if error.kind() == Kind::Interrupted => return Err(error),
                 Err(error) => {
                     let package = record.package_record.name.as_normalized().to_owned();
@@ -493,6 +538,67 @@ fn python_packages(prefix: &Prefix) -> Vec<Installed> {
         }
     }
     all
+}
+
+/// Whether something that is not in the cache may come from where it came; nothing is asked.
+fn could_come(url: &url::Url, session: &Session) -> Result<()> {
+    match url.to_file_path() {
+        Ok(path) if url.scheme() == "file" && !path.is_file() => {
+            Err(Error::failure(format!("`{}` is not there", path.display())).because("and the cache has no good copy"))
+        }
+        _ if url.scheme() != "file" && session.offline => {
+            Err(Error::network("the network is off").because("and the cache has no good copy"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn wheel_could_come(ready: &ReadyWheel, session: &Session) -> Result<()> {
+    match (&ready.wheel, &ready.record.source) {
+        (WheelFile::Local { path, .. }, _) if path.is_file() => Ok(()),
+        (WheelFile::Remote, PypiSource::Archive { url, .. }) => could_come(url, session),
+        _ => Err(Error::failure("its wheel was built on this machine and is no longer in the cache")),
+    }
+}
+
+/// The environments that have the very files of `report` with something wrong in them.
+fn siblings(prefix: &Prefix, report: &Report, settings: &Settings) -> Vec<Sibling> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let identity = |path: &Path| std::fs::symlink_metadata(path).ok().filter(|about| about.is_file());
+        let wrong: Vec<(&str, (u64, u64))> = report
+            .findings
+            .iter()
+            .filter(|finding| matches!(finding.fault, Fault::Changed | Fault::WrongMode | Fault::StalePyc) && !finding.path.is_empty())
+            .filter_map(|finding| {
+                let about = identity(&prefix.path().join(&finding.path)).filter(|about| about.nlink() > 1)?;
+                Some((finding.path.as_str(), (about.dev(), about.ino())))
+            })
+            .collect();
+        if wrong.is_empty() {
+            return Vec::new();
+        }
+        let known = crate::prefix::list_known(&create::places(settings), false);
+        let mut found = Vec::new();
+        for known in known.into_iter().filter(|known| !same_place(&known.prefix, prefix.path())) {
+            let same = |(path, wanted): &&(&str, (u64, u64))| {
+                identity(&known.prefix.join(path)).is_some_and(|about| (about.dev(), about.ino()) == *wanted)
+            };
+            let mut files: Vec<String> = wrong.iter().filter(same).map(|(path, _)| (*path).to_owned()).collect();
+            files.sort();
+            files.dedup();
+            if !files.is_empty() {
+                found.push(Sibling { prefix: known.prefix, files });
+            }
+        }
+        found
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = (prefix, report, settings);
+        Vec::new()
+    }
 }
 
 fn record_file(record: &RepoDataRecord) -> String {

@@ -7,13 +7,16 @@ use indexmap::IndexMap;
 use rattler_conda_types::{MatchSpec, RepoDataRecord};
 
 use super::find::{Finder, Named, not_found};
-use super::{ChangePlan, Options, Outcome, open, run};
+use super::{ChangePlan, Open, Options, Outcome, open, run};
 use crate::channel::Session;
 use crate::config::Settings;
 use crate::create;
 use crate::error::{Error, Result};
 use crate::install;
 use crate::prefix::{self, Revision};
+use crate::pypi::fetch::WheelFetcher;
+use crate::pypi::revisions::Book;
+use crate::pypi::{ReadyWheel, WheelFile};
 use crate::report::Progress;
 
 /// The packages after revision `number`, as the history names them: what conda makes of it.
@@ -68,7 +71,7 @@ pub async fn revert(number: usize, options: &Options, settings: &Settings, progr
         let channels: Vec<String> =
             facts["channels"].as_array().into_iter().flatten().filter_map(|name| Some(name.as_str()?.to_owned())).collect();
         let channels = if channels.is_empty() { settings.channels.value.clone() } else { channels };
-        let finder = Finder { settings, session: &session, subdir, channels, cancel: options.cancel.clone() };
+        let finder = Finder { settings, session: &session, subdir, channels, cancel: options.cancel.clone(), may_fetch: !options.dry_run };
         let found = finder.find(&missing).await?;
         let lacking: Vec<_> = missing.iter().zip(&found).filter(|(_, found)| found.records.is_empty()).collect();
         if !lacking.is_empty() {
@@ -93,6 +96,7 @@ pub async fn revert(number: usize, options: &Options, settings: &Settings, progr
     plan.remove_specs = open.requested.keys().filter(|name| !requested.contains_key(*name)).cloned().collect();
     plan.requested = requested;
     plan.same_input = true;
+    python_half(&mut plan, &open, &revisions, number, &session, settings, options, progress.clone()).await?;
     plan.warn_about_pip(&*progress);
     if options.dry_run || plan.is_nothing(&open) {
         return Ok(Outcome { plan, changed: None });
@@ -109,12 +113,73 @@ pub async fn revert(number: usize, options: &Options, settings: &Settings, progr
     link.cancel = options.cancel.clone();
     link.metadata = open.stamp.as_ref().map_or(serde_json::Value::Null, |stamp| stamp.metadata.clone());
     if let Some(facts) = link.metadata.as_object_mut() {
-        // No input describes it any more.
-        facts.insert("input_digest".to_owned(), serde_json::Value::Null);
-        facts.remove("lock");
+        super::forget_input(facts);
     }
-    let changed = run(&plan, &mut open, link, &session, progress).await?;
+    let changed = run(&plan, &mut open, link, &session, settings, progress).await?;
     Ok(Outcome { plan, changed: Some(changed) })
+}
+
+/// Takes the Python packages of the revision into the plan, each the very wheel. tare's own tooling and what another tool installed stay.
+#[allow(clippy::too_many_arguments)]
+async fn python_half(
+    plan: &mut ChangePlan,
+    open: &Open,
+    revisions: &[Revision],
+    number: usize,
+    session: &Session,
+    settings: &Settings,
+    options: &Options,
+    progress: Arc<dyn Progress>,
+) -> Result<()> {
+    let book = Book::read(open.prefix.path(), revisions)?;
+    let Some(noted) = book.at(number) else {
+        progress.warn(
+            &format!("nothing is recorded of the Python packages of revision {number}: those that are there stay"),
+            &["it was made by another tool, or by a tare that did not record them".to_owned()],
+        );
+        return Ok(());
+    };
+    let mut wanted = Vec::new();
+    let mut lost = Vec::new();
+    for noted in noted {
+        match &noted.source {
+            Some(source) => wanted.push(source.ready()),
+            None => {
+                let there = open.python.iter().any(|installed| installed.name == noted.name && installed.version == noted.version);
+                if !there {
+                    lost.push(format!("{} {}", noted.name, noted.version));
+                }
+            }
+        }
+    }
+    if !lost.is_empty() {
+        progress.warn(
+            &format!("revision {number} had Python packages that another tool installed, and they do not come back: {}", lost.join(", ")),
+            &["install them with that tool: tare run python -m pip install NAME==VERSION".to_owned()],
+        );
+    }
+    let same = |ready: &ReadyWheel| open.python.iter().any(|installed| installed.is(ready));
+    let fetcher = WheelFetcher {
+        cache: &session.package_cache,
+        client: session.client.clone(),
+        check: install::CacheCheck::default(),
+        concurrency: settings.concurrency.value,
+        progress: progress.clone(),
+        cancel: options.cancel.clone(),
+    };
+    for ready in wanted.iter().filter(|ready| !same(ready)) {
+        // What was built here is nowhere else.
+        if matches!(ready.wheel, WheelFile::Local { .. }) && !fetcher.present(ready).await? {
+            return Err(Error::failure(format!("cannot go back to revision {number}"))
+                .because(format!(
+                    "the wheel of `{} {}` was built on this machine and is no longer in the cache",
+                    ready.record.name, ready.record.version
+                ))
+                .hint("resolve it again: tare install -f environment.yml"));
+        }
+    }
+    plan.take_python(open, &wanted, true);
+    Ok(())
 }
 
 /// Whether the record comes from the channel that a history names.

@@ -349,44 +349,6 @@ pub(super) fn catch_up(root: &Path, stage: &Path, before: &[Entry], same: bool, 
     Ok(changed)
 }
 
-/// The first mount point at or below `prefix`; an environment with one cannot be exchanged for another, and removing the old one would reach into
-/// what is mounted.
-pub(super) fn mount_point(prefix: &Path) -> Option<PathBuf> {
-    let prefix = std::fs::canonicalize(prefix).ok()?;
-    let text = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    mount_point_in(&text, &prefix)
-}
-
-fn mount_point_in(mountinfo: &str, prefix: &Path) -> Option<PathBuf> {
-    mountinfo
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4))
-        .map(|field| PathBuf::from(unescape(field)))
-        .find(|point| point.starts_with(prefix))
-}
-
-/// The kernel writes blanks and backslashes as `\` and three octal digits.
-fn unescape(field: &str) -> String {
-    let bytes = field.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let code =
-            bytes.get(at + 1..at + 4).and_then(|digits| std::str::from_utf8(digits).ok()).and_then(|d| u8::from_str_radix(d, 8).ok());
-        match (bytes[at], code) {
-            (b'\\', Some(code)) => {
-                out.push(code);
-                at += 4;
-            }
-            (byte, _) => {
-                out.push(byte);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -396,15 +358,6 @@ mod tests {
         assert_eq!(replaced("#!/e/a/bin/python\n", "/e/a", "/e/new").as_deref(), Some("#!/e/new/bin/python\n"));
         assert_eq!(replaced("/e/a:/e/ab:/e/a", "/e/a", "/x").as_deref(), Some("/x:/e/ab:/x"));
         assert_eq!(replaced("/e/ab /e/a.b /e/a-b", "/e/a", "/x"), None);
-    }
-
-    #[test]
-    fn mount_points_at_and_below_are_found() {
-        let text =
-            "36 35 98:0 / / rw - ext4 x rw\n37 36 0:5 / /e/env\\040x/data rw shared:1 - tmpfs t rw\n38 36 0:6 / /e/other rw - tmpfs t rw\n";
-        assert_eq!(mount_point_in(text, Path::new("/e/env x")), Some(PathBuf::from("/e/env x/data")));
-        assert_eq!(mount_point_in(text, Path::new("/e/other")), Some(PathBuf::from("/e/other")));
-        assert_eq!(mount_point_in(text, Path::new("/e/oth")), None);
     }
 
     #[cfg(unix)]

@@ -7,12 +7,12 @@ use rattler_conda_types::{MatchSpec, RepoDataRecord, Subdir};
 use serde::{Deserialize, Serialize};
 
 use super::apply::{self, Changed, Job, Known};
-use super::{Options, lock, read_known, refuse_active, refuse_mount_point, requested_of};
+use super::{Lost, Options, lock, read_known, refuse_active, requested_of};
 use crate::channel::Session;
 use crate::config::Settings;
 use crate::create;
 use crate::error::{Error, Result};
-use crate::install::swap::{self, Stage, remove_tree};
+use crate::install::swap;
 use crate::install::{self, ExistingEnvironment, Plan, PrefixLock};
 use crate::prefix::{Prefix, Which};
 use crate::pypi::PypiPlan;
@@ -192,7 +192,14 @@ async fn copy_to(
         moved_from: None,
         repair: None,
     };
-    apply::apply(job, locks, &session.package_cache, session.client.clone(), progress).await
+    apply::apply(job, locks, &session.package_cache, session.client.clone(), progress)
+        .await
+        .map(|(changed, locks)| (made_anew(changed), locks))
+}
+
+/// What is linked for another place replaces itself: nothing was removed.
+fn made_anew(changed: Changed) -> Changed {
+    Changed { unlinked: 0, python_unlinked: 0, ..changed }
 }
 
 /// Repairs an environment that was moved: its packages are linked anew for the place where it is, and its old path in the text files of nobody is
@@ -235,20 +242,11 @@ pub async fn relocate_environment(options: &Options, settings: &Settings, progre
     if !from.exists() {
         forget(&from);
     }
-    Ok(Some(changed))
-}
-
-/// Takes an environment away in one step and then deletes it: whoever looks sees all of it or nothing.
-fn retire(prefix: &Path) -> Result<()> {
-    let stage = Stage::create(prefix)?;
-    // rename(2) replaces an empty folder; what carries the name of a stage is deleted by the next run if this one is killed.
-    std::fs::rename(prefix, stage.path()).map_err(|error| swap::explain(Error::io("remove", prefix, &error), prefix, &error))?;
-    swap::sync_folder(prefix.parent());
-    remove_tree(stage.path()).map_err(|error| Error::io("remove", stage.path(), &error))
+    Ok(Some(made_anew(changed)))
 }
 
 fn forget(prefix: &Path) {
-    if let Some(home) = dirs::home_dir()
+    if let Some(home) = crate::config::home_dir()
         && let Err(error) = install::register(&home, prefix, false)
     {
         tracing::debug!("{error}");
@@ -258,7 +256,8 @@ fn forget(prefix: &Path) {
 /// Removes a whole environment with everything in it. A symbolic link that named it goes too.
 ///
 /// # Errors
-/// No environment is there; it is frozen, active, or a mount point; the lock is held.
+/// No environment is there; it is frozen, active, or a mount point; the lock is held; files in it belong to no package, and they are not given up
+/// ([`Options::give_up_files`]).
 pub async fn remove_environment(options: &Options, settings: &Settings, progress: Arc<dyn Progress>) -> Result<PathBuf> {
     if options.which == Which::default() {
         return Err(Error::usage("no environment is named").hint("to remove all of an environment, name it: -n NAME or -p PATH"));
@@ -266,19 +265,23 @@ pub async fn remove_environment(options: &Options, settings: &Settings, progress
     let path = crate::prefix::locate(&options.which, &create::places(settings))?;
     refuse_active(&path, "remove")?;
     if path.exists() {
-        refuse_mount_point(&path)?;
+        install::refuse_mount_point(&path)?;
     }
     if !install::needs_recovery(&path) {
         Prefix::open(&path)?;
     }
     if options.dry_run {
+        if let Err(error) = refuse_to_lose_files(&path, options) {
+            progress.warn(&format!("{}: {}", error.message(), error.causes().join("; ")), error.hints());
+        }
         return Ok(path);
     }
     let _lock = lock(&path, options, &*progress).await?;
     let prefix = Prefix::open(&path)?;
     let existing = ExistingEnvironment { prefix: path.clone(), stamp: None, frozen: prefix.is_frozen() };
     install::refuse_frozen(&existing, options.override_frozen)?;
-    retire(&path)?;
+    refuse_to_lose_files(&path, options)?;
+    swap::retire(&path)?;
     forget(&path);
     if let Some(given) = &options.which.prefix
         && std::fs::symlink_metadata(given).is_ok_and(|about| about.is_symlink())
@@ -287,6 +290,19 @@ pub async fn remove_environment(options: &Options, settings: &Settings, progress
         forget(&std::path::absolute(given).unwrap_or_else(|_| given.clone()));
     }
     Ok(path)
+}
+
+/// conda asks before it deletes what no package brought; here nothing is asked, so it has to be said beforehand.
+fn refuse_to_lose_files(prefix: &Path, options: &Options) -> Result<()> {
+    let lost = Lost::with(prefix)?;
+    if options.give_up_files || lost.files.is_empty() {
+        return Ok(());
+    }
+    let mut error = Error::failure(format!("with the environment `{}` files would be lost", prefix.display()));
+    for line in lost.lines() {
+        error = error.because(line);
+    }
+    Err(error.hint("move away what you want to keep").hint("to remove the environment with all that is in it: --yes"))
 }
 
 fn journal_path(prefix: &Path) -> PathBuf {
@@ -339,7 +355,7 @@ pub async fn rename_environment(
     }
     refuse_active(&old, "rename")?;
     if old.exists() {
-        refuse_mount_point(&old)?;
+        install::refuse_mount_point(&old)?;
     }
     create_parent(&new)?;
     let session = Session::open(settings, progress.clone())?;
@@ -364,7 +380,8 @@ pub async fn rename_environment(
         let id = format!("{}-{}", std::process::id(), jiff::Timestamp::now().as_nanosecond());
         let journal = RenameJournal { to: new.clone(), id: id.clone() };
         let text = serde_json::to_vec(&journal).map_err(|error| Error::failure("cannot write the journal of the rename").because(error))?;
-        install::metadata::write_file(&journal_path(&old), &text)?;
+        // A full disk would leave a part of it.
+        install::metadata::write_file(&journal_path(&old), &text).inspect_err(|_| drop(std::fs::remove_file(journal_path(&old))))?;
         let copied = copy_to(&old, &new, held, Some((MARKER, id)), options, settings, &session, progress.clone()).await;
         let (changed, locks) = match copied {
             Ok(done) => done,
@@ -380,7 +397,7 @@ pub async fn rename_environment(
         held = locks;
     }
     if old.exists() {
-        retire(&old)?;
+        swap::retire(&old)?;
     }
     forget(&old);
     let _ = std::fs::remove_file(marker_path(&new));

@@ -176,7 +176,11 @@ pub fn login(settings: &Settings, host: &str, secret: &Secret, progress: &dyn Pr
             Err(error) => tracing::debug!(place = backend.name(), error = chain(&error), "the credentials were not stored here"),
         }
     }
-    Err(Error::failure(format!("the credentials for `{host}` could not be stored"))
+    let mut error = Error::failure(format!("the credentials for `{host}` could not be stored"));
+    if let Err(missing) = settings.home("them") {
+        error = missing.causes().iter().fold(error, Error::because);
+    }
+    Err(error
         .because(format!("tried: {}", storage.backends.iter().map(|backend| backend.name()).collect::<Vec<_>>().join(", ")))
         .hint("name a file for them: RATTLER_AUTH_FILE=~/.config/tare/credentials.json"))
 }

@@ -166,7 +166,7 @@ impl ClientOptions {
             client = client.with(MirrorMiddleware::from_map(map.collect()));
         }
         let authentication = AuthenticationMiddleware::from_auth_storage(self.storage.clone());
-        client = client.with(Authenticate { credentials: self.credentials, stored: authentication });
+        client = client.with(Authenticate { credentials: self.credentials, storage: self.storage.clone(), stored: authentication });
         let plain = bare_client();
         client = client.with(OciMiddleware::new(plain).with_authentication_storage(self.storage));
         client.build()
@@ -270,7 +270,14 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 /// A secret out of a channel's URL, else what is stored for the host.
 struct Authenticate {
     credentials: Credentials,
+    storage: AuthenticationStorage,
     stored: AuthenticationMiddleware,
+}
+
+impl Authenticate {
+    fn is_stored(&self, url: &Url) -> bool {
+        self.storage.get_by_url(url.clone()).is_ok_and(|(_, found)| found.is_some())
+    }
 }
 
 #[async_trait::async_trait]
@@ -291,9 +298,15 @@ impl Middleware for Authenticate {
         };
         match found {
             None => self.stored.handle(request, extensions, next).await,
+            // A URL with a user alone: the password is where passwords are kept, or the user is the token.
+            Some(Secret::Basic { password, .. }) if password.is_empty() && self.is_stored(request.url()) => {
+                self.stored.handle(request, extensions, next).await
+            }
             Some(Secret::Token { at, token }) => {
                 let path = request.url().path().to_owned();
-                if let (Some(before), Some(after)) = (path.get(..at), path.get(at..)) {
+                if let (Some(before), Some(after)) = (path.get(..at), path.get(at..))
+                    && !after.starts_with(&format!("/t/{token}"))
+                {
                     request.url_mut().set_path(&format!("{before}/t/{token}{after}"));
                 }
                 next.run(request, extensions).await

@@ -83,6 +83,8 @@ pub struct ResolvedChannel {
     /// The channel made from this machine's own interpreters.
     pub is_host: bool,
     pub(super) credential: Option<Credential>,
+    /// Nobody named it: it is configured, and came last because `nodefaults` was not among those named.
+    pub appended: bool,
 }
 
 /// How channels are expanded.
@@ -141,6 +143,9 @@ pub fn expand<C: ChannelSource>(entries: &[C], settings: &Settings, options: Exp
         for name in configured() {
             work.add(name, &mut Vec::new()).map_err(|error| error.context(format!("`channels` of {}", settings.channels.source)))?;
         }
+        for channel in &mut work.out.channels[listed..] {
+            channel.appended = !nothing_asked;
+        }
         let added: Vec<String> = work.out.channels[listed..].iter().map(|channel| format!("`{}`", channel.display)).collect();
         if !added.is_empty() {
             let source = &settings.channels.source;
@@ -168,7 +173,7 @@ pub fn expand<C: ChannelSource>(entries: &[C], settings: &Settings, options: Exp
 pub fn host_url(settings: &Settings, wanted: Vec<String>, progress: &dyn Progress) -> Result<Url> {
     let env = &settings.env;
     let options = host::HostOptions {
-        cache_dir: settings.cache_dir.value.clone(),
+        cache_dir: settings.cache_dir()?.to_owned(),
         interpreter: env.get("TARE_HOST_PYTHON").filter(|text| !text.is_empty()).map(|text| expand_home(&text, settings.home.as_deref())),
         path_env: env.get("PATH").map(Into::into),
         home: settings.home.clone(),
@@ -234,6 +239,7 @@ impl Work<'_> {
                 channel: Arc::new(channel),
                 display: "host".to_owned(),
                 is_host: true,
+                appended: false,
                 credential: None,
             });
         }
@@ -314,7 +320,7 @@ impl Work<'_> {
             None => redact_url(&url).trim_end_matches('/').to_owned(),
         };
         let channel = Channel { platforms: None, base_url: url.into(), name: Some(name.unwrap_or(key)) };
-        self.out.channels.push(ResolvedChannel { channel: Arc::new(channel), display, is_host: false, credential });
+        self.out.channels.push(ResolvedChannel { channel: Arc::new(channel), display, is_host: false, credential, appended: false });
         Ok(())
     }
 }

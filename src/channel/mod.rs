@@ -23,6 +23,6 @@ pub use client::RetryPolicy;
 pub(crate) use client::chain;
 pub(crate) use expand::percent_decode;
 pub use expand::{ChannelSource, ExpandOptions, Expanded, ResolvedChannel, expand, host_url};
-pub use redact::{redact_text, redact_url};
-pub(crate) use session::login_hint;
+pub use redact::{mask_secrets, redact_text, redact_url, secrets_in};
 pub use session::{Session, SessionOptions};
+pub(crate) use session::{appended_hint, login_hint};

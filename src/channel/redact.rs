@@ -19,7 +19,7 @@ fn ends_url(c: char) -> bool {
     c.is_whitespace() || c.is_control() || matches!(c, '"' | '\'' | '`' | '<' | '>' | ',' | '(' | ')' | '|')
 }
 
-/// In each word: what stands before the last `@` of the authority.
+/// In each word: what stands before the last `@` of the authority, of every URL in it; and `USER:PASSWORD@HOST` without a scheme.
 fn mask_user_info(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for (index, word) in split_words(text).into_iter().enumerate() {
@@ -28,30 +28,84 @@ fn mask_user_info(text: &str) -> String {
             out.push_str(word);
             continue;
         }
-        let start = word.find("://").map_or(0, |at| at + 3);
-        let (scheme, rest) = word.split_at(start);
-        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-        let (authority, path) = rest.split_at(end);
-        match authority.rsplit_once('@') {
-            // `name@host` without a scheme is an address of a person or `git@host`, no credential.
-            Some((user, host)) if !scheme.is_empty() || user.contains(':') => {
-                out.push_str(scheme);
-                match user.split_once(':') {
-                    Some((name, _)) => {
-                        out.push_str(name);
-                        out.push(':');
-                        out.push_str(DEFAULT_REDACTION_STR);
-                    }
-                    None => out.push_str(DEFAULT_REDACTION_STR),
+        for piece in pieces(word) {
+            match credential(piece) {
+                Some((start, secret)) => {
+                    out.push_str(&piece[..start]);
+                    out.push_str(DEFAULT_REDACTION_STR);
+                    out.push_str(&piece[start + secret.len()..]);
                 }
-                out.push('@');
-                out.push_str(host);
-                out.push_str(path);
+                None => out.push_str(piece),
             }
-            _ => out.push_str(word),
         }
     }
     out
+}
+
+/// Where the secret of a URL (or of `USER:PASSWORD@HOST`) begins, and the secret: the password, or a lone user name, which may be a token.
+fn credential(piece: &str) -> Option<(usize, &str)> {
+    let start = piece.find("://").map_or(0, |at| at + 3);
+    let rest = &piece[start..];
+    let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
+    let (user, host) = authority.rsplit_once('@')?;
+    if start == 0 && !is_credential(user, host.trim_end_matches(':')) {
+        return None;
+    }
+    Some(match user.split_once(':') {
+        Some((name, secret)) => (start + name.len() + 1, secret),
+        None => (start, user),
+    })
+}
+
+/// Passwords and tokens in a text that are long enough to be looked for elsewhere: what is cut up by a program that takes a URL for a list of
+/// paths is no URL any more.
+pub fn secrets_in(text: &str) -> Vec<String> {
+    let words = split_words(text).into_iter().step_by(2).flat_map(pieces);
+    words
+        .filter_map(|piece| {
+            let (start, secret) = credential(piece)?;
+            // A user name alone is often a plain word.
+            let password = start > 0 && piece[..start].ends_with(':');
+            (secret.len() >= if password { 6 } else { 16 }).then(|| secret.to_owned())
+        })
+        .collect()
+}
+
+/// Masks these secrets wherever they stand.
+pub fn mask_secrets(text: &str, secrets: &[String]) -> String {
+    secrets
+        .iter()
+        .fold(text.to_owned(), |text, secret| if text.contains(secret) { text.replace(secret, DEFAULT_REDACTION_STR) } else { text })
+}
+
+/// The word cut before each URL in it: a list of paths may hold several (`https://a:b@c/d:https://e:f@g/h`).
+fn pieces(word: &str) -> Vec<&str> {
+    let mut cuts = vec![0];
+    for (at, _) in word.match_indices("://") {
+        let scheme = word[..at].bytes().rev().take_while(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.')).count();
+        cuts.push(at - scheme);
+    }
+    cuts.push(word.len());
+    cuts.windows(2).filter(|pair| pair[0] < pair[1]).map(|pair| &word[pair[0]..pair[1]]).collect()
+}
+
+/// Whether what stands before and after an `@`, without a scheme, is a user with a password at a host, as proxies are written
+/// (`user:password@proxy:3128`). Addresses of persons (`mailto:me@host`), `git@host`, images (`name:tag@sha256:…`), versions and places
+/// (`file.py:12@main`) are none. In doubt it is one: a word that is masked for nothing costs less than a password that is shown.
+fn is_credential(user: &str, host: &str) -> bool {
+    let Some((name, secret)) = user.split_once(':') else { return false };
+    let (bare, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((bare, port)) => (bare, port.strip_prefix(':')),
+        None => host.rsplit_once(':').map_or((host, None), |(bare, port)| (bare, Some(port))),
+    };
+    let port_right = port.is_none_or(|port| !port.is_empty() && port.len() <= 5 && port.bytes().all(|byte| byte.is_ascii_digit()));
+    let host_right = !bare.is_empty() && bare.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%'));
+    if secret.is_empty() || !port_right || !host_right || matches!(name, "mailto" | "sip" | "sips" | "xmpp" | "acct") {
+        return false;
+    }
+    // A host that can only be one decides; a single word may be anything, and then it depends on what would be the password.
+    let number = secret.chars().all(|c| c.is_ascii_digit() || c == '.');
+    port.is_some() || bare.contains(['.', ':']) || bare == "localhost" || (secret.chars().count() >= 4 && !number)
 }
 
 fn split_words(text: &str) -> Vec<&str> {
@@ -110,6 +164,15 @@ mod tests {
             ("https://host/a/t/ab-12", "https://host/a/t/********"),
             ("host/t/ab-12/c", "host/t/********/c"),
             ("user:pw@proxy:3128", "user:********@proxy:3128"),
+            ("user:pw@proxy.example", "user:********@proxy.example"),
+            ("user:hunter2@proxy", "user:********@proxy"),
+            (":hunter2@localhost", ":********@localhost"),
+            ("u:p@[::1]:3128", "u:********@[::1]:3128"),
+            ("https_proxy=user:p:w@proxy:3128", "https_proxy=user:********@proxy:3128"),
+            ("/a:https://u:p@h/s:/b", "/a:https://u:********@h/s:/b"),
+            ("https://u:p@h/s:https://TOKEN@g/t", "https://u:********@h/s:https://********@g/t"),
+            ("https://u:p@h:https://v:q@g", "https://u:********@h:https://v:********@g"),
+            ("u:p@h.example:https://v:q@g", "u:********@h.example:https://v:********@g"),
             ("get (https://u:p@h/t/x/c): gone, and http://a:b@c", "get (https://u:********@h/t/********/c): gone, and http://a:********@c"),
             ("https://h/x?sig=abc&y=1", "https://h/x?sig=********&y=1"),
         ] {
@@ -118,8 +181,33 @@ mod tests {
     }
 
     #[test]
+    fn secrets_are_found_and_masked_where_no_url_is_left() {
+        let found =
+            secrets_in("https://me:hunter2@h/x:https://u:short@g, proxy=a:sec:ret@h.example https://0123456789abcdef@h https://name@h");
+        assert_eq!(found, ["hunter2", "sec:ret", "0123456789abcdef"]);
+        assert_eq!(mask_secrets("/tmp/hunter2@h/x", &found), "/tmp/********@h/x");
+    }
+
+    #[test]
     fn plain_text_stays() {
-        for text in ["conda-forge", "/t/folder/x", "file:///t/folder", "git@host", "a, b (c)", "", "https://host/table/x", "ü ö"] {
+        for text in [
+            "conda-forge",
+            "/t/folder/x",
+            "file:///t/folder",
+            "git@host",
+            "git@host:group/project",
+            "a:b@c",
+            "mailto:me@example.org",
+            "python:3.11@main",
+            "file.py:12@main",
+            "image:latest@sha256:0123abcd",
+            "pkg:pypi/torch@2.8",
+            "/lib:/x@y",
+            "a, b (c)",
+            "",
+            "https://host/table/x",
+            "ü ö",
+        ] {
             assert_eq!(redact_text(text), text);
         }
     }

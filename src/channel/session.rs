@@ -86,7 +86,7 @@ impl Session {
         let client = ClientOptions::new(settings, storage.clone(), retry, progress.as_ref())?;
         let credentials = client.credentials.clone();
         let client = client.lazy();
-        let cache_dir = settings.cache_dir.value.clone();
+        let cache_dir = settings.cache_dir()?.to_owned();
         rattler_cache::ensure_cache_dir(&cache_dir).map_err(|error| {
             Error::io("make the cache folder", &cache_dir, &error).hint("choose another place for the cache: TARE_CACHE_DIR=PATH")
         })?;
@@ -171,12 +171,16 @@ impl Session {
     /// of an index lie elsewhere than its pages. Anything that is no such URL is passed over.
     pub fn trust_index(&self, url: &str) {
         let Ok(mut url) = Url::parse(url) else { return };
-        url.set_path("/");
         url.set_query(None);
         url.set_fragment(None);
-        if let Ok(Some(credential)) = super::expand::take_secret(&mut url) {
-            let mut known = self.credentials.write().unwrap_or_else(PoisonError::into_inner);
-            if !known.contains(&credential) {
+        let Ok(Some(credential)) = super::expand::take_secret(&mut url) else { return };
+        let mut known = self.credentials.write().unwrap_or_else(PoisonError::into_inner);
+        // Files lie anywhere on the server; where two indexes of one server differ in credentials, those below the index get its own.
+        let near = url.path().trim_end_matches('/').trim_end_matches("/simple").to_owned() + "/";
+        for path in [near.as_str(), "/"] {
+            let mut credential = credential.clone();
+            credential.prefix.set_path(path);
+            if !known.iter().any(|known| known.prefix == credential.prefix) {
                 known.push(credential);
             }
         }
@@ -457,6 +461,7 @@ impl Session {
                 _ => Error::network(format!("the repodata of {which} is not in the cache, and the network is off"))
                     .because(format!("missing: `{at}`"))
                     .because(text)
+                    .hints_from(named.first().filter(|channel| channel.appended).map(|channel| appended_hint(&channel.display)))
                     .hint("run the command once without --offline, or name a channel that is a folder"),
             };
         }
@@ -475,7 +480,8 @@ impl Session {
         }
         let status = status_of(error);
         let certificate = text.contains("invalid peer certificate");
-        let made = Error::network(format!("{which} does not answer")).because(format!("`{at}`")).because(text);
+        let appended = named.first().filter(|channel| channel.appended).map(|channel| appended_hint(&channel.display));
+        let made = Error::network(format!("{which} does not answer")).because(format!("`{at}`")).because(text).hints_from(appended);
         match (status, named.first()) {
             (Some(401 | 403), Some(channel)) => Error::network(format!("{which} refuses access"))
                 .because(format!("`{at}` answers {}", status.unwrap_or_default()))
@@ -490,6 +496,11 @@ impl Session {
 
 fn list(subdirs: &[Subdir]) -> String {
     subdirs.iter().map(|subdir| subdir.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// How to leave out a channel that nobody named.
+pub(crate) fn appended_hint(channel: &str) -> String {
+    format!("`{channel}` was not named but appended; to leave it out, list `nodefaults` among the channels (or --override-channels)")
 }
 
 pub(crate) fn login_hint(url: &Url) -> String {

@@ -130,6 +130,8 @@ fn tables(out: &mut String, report: &Report) {
         ("CUDA up to".to_owned(), or_none(&report.driver.cuda)),
         ("told by".to_owned(), or_none(&report.driver.source)),
     ];
+    rows.extend(report.driver.problem.iter().map(|problem| ("problem".to_owned(), problem.clone())));
+    rows.extend(report.driver.hint.iter().map(|hint| ("hint".to_owned(), hint.clone())));
     for device in &report.devices {
         let mut value = device.name.clone();
         if let Some(bytes) = device.memory_bytes {

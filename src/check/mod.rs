@@ -32,7 +32,9 @@ use std::time::{Duration, Instant};
 pub use report::{Class, Device, Driver, Fact, Last, MemoryPicture, Piece, Rate, Report, Step, Verdict, last, store, worst, write_whole};
 pub use subject::{Kind, Subject};
 
+use crate::channel::secrets_in;
 use crate::error::Result;
+use crate::gpu::info::GpuInfo;
 use crate::install::Cancel;
 use crate::platform::GpuDetection;
 use crate::prefix::Environment;
@@ -80,7 +82,9 @@ impl Machine {
 
     /// Why no GPU can be used, for a reason: "this machine has no NVIDIA driver".
     pub fn why_none(&self) -> String {
-        if self.driver == Driver::default() {
+        if let Some(problem) = &self.driver.problem {
+            problem.clone()
+        } else if self.driver == Driver::default() {
             "this machine has no NVIDIA driver".to_owned()
         } else {
             "the driver of this machine shows no GPU".to_owned()
@@ -94,6 +98,7 @@ impl From<&GpuDetection> for Machine {
             version: found.driver_version(),
             cuda: found.cuda.as_ref().map(|(version, _)| version.clone()),
             source: found.cuda.as_ref().map(|(_, source)| source.clone()),
+            ..Driver::default()
         };
         let mut devices: Vec<Device> = found
             .devices
@@ -115,6 +120,63 @@ impl From<&GpuDetection> for Machine {
             });
         }
         Machine { driver, devices, remarks: found.remarks.clone() }
+    }
+}
+
+impl Machine {
+    /// From all routes, and what NVML and libcuda say of each card. `nvidia-smi`, which lists devices, needs NVML: where that hangs, libcuda tells.
+    pub fn of(found: &GpuDetection, info: &GpuInfo) -> Self {
+        let mut machine = Machine::from(found);
+        let silent = |name: &str, problem: &str| {
+            (problem.starts_with("did not answer") || problem.starts_with("crashed")).then(|| format!("{name} {problem}"))
+        };
+        let told: Vec<Device> = info
+            .cards
+            .iter()
+            .enumerate()
+            .filter_map(|(index, card)| {
+                let nvml = card.nvml.as_ref();
+                let name = card.cuda.as_ref().map(|cuda| cuda.name.clone()).or_else(|| nvml?.name.value().cloned())?;
+                let capability =
+                    card.cuda.as_ref().map(|cuda| cuda.compute_capability).or_else(|| nvml?.compute_capability.value().copied());
+                Some(Device {
+                    index: u32::try_from(index).ok()?,
+                    name,
+                    memory_bytes: card
+                        .cuda
+                        .as_ref()
+                        .map(|cuda| cuda.total_memory)
+                        .or_else(|| nvml?.memory.value().map(|memory| memory.total)),
+                    compute_capability: capability.map(|(major, minor)| format!("{major}.{minor}")),
+                })
+            })
+            .collect();
+        // `nvidia-smi` knows every card of the machine, whatever this process may use.
+        if !found.devices.iter().any(|device| !device.name.is_empty()) && !told.is_empty() {
+            machine.devices = told;
+        }
+        let driver = &mut machine.driver;
+        driver.version = driver.version.take().or_else(|| info.nvml.driver.clone());
+        if driver.cuda.is_none() {
+            let layer =
+                [("nvml", &info.nvml), ("libcuda", &info.libcuda)].into_iter().find_map(|(name, layer)| Some((name, layer.cuda.clone()?)));
+            (driver.source, driver.cuda) = layer.map(|(name, cuda)| (name.to_owned(), cuda)).unzip();
+        }
+        if let (true, Some(problem)) = (info.libcuda.library, &info.libcuda.problem) {
+            driver.problem = Some(silent("libcuda", problem).unwrap_or_else(|| problem.clone()));
+            driver.hint = info.libcuda.hint.clone();
+        } else if let (true, Some(problem)) = (info.nvml.library, &info.nvml.problem) {
+            driver.problem = Some(silent("NVML", problem).unwrap_or_else(|| problem.clone()));
+        }
+        // Said once, and by the one who waited longer.
+        let both = [("nvml", "NVML", &info.nvml), ("libcuda", "libcuda", &info.libcuda)];
+        for (route, name, layer) in both {
+            if let Some(text) = layer.problem.as_deref().and_then(|problem| silent(name, problem)) {
+                machine.remarks.retain(|remark| !remark.starts_with(&format!("{route}: ")));
+                machine.remarks.push(text);
+            }
+        }
+        machine
     }
 }
 
@@ -217,6 +279,8 @@ pub fn check(subject: &Subject, options: &Options<'_>, progress: &dyn Progress) 
         steps: done,
         memory: state.picture.take(),
     };
+    let secrets: Vec<String> = options.env.values().flat_map(|value| secrets_in(&value.to_string_lossy())).collect();
+    report.redact(&secrets);
     report.conclude();
     Ok(report)
 }

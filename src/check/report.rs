@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::subject;
+use crate::channel::{mask_secrets, redact_text};
 use crate::error::{Error, Kind, Result};
 use crate::install::{TARE_FOLDER, digest_of};
 use crate::prefix::Prefix;
@@ -87,6 +88,22 @@ pub struct Driver {
     pub cuda: Option<String>,
     /// What said so: `nvml`, `libcuda`, `nvidia-smi` or `kernel`.
     pub source: Option<String>,
+    /// What is wrong with it, where something is: a stub in its place, a library that does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// What to try next about that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+/// Applies `mask` to every text of a document.
+fn mask_value(value: &mut Value, mask: &dyn Fn(&str) -> String) {
+    match value {
+        Value::String(text) => *text = mask(text),
+        Value::Array(items) => items.iter_mut().for_each(|item| mask_value(item, mask)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| mask_value(field, mask)),
+        _ => {}
+    }
 }
 
 /// A GPU of the machine.
@@ -189,6 +206,25 @@ pub struct Report {
 }
 
 impl Report {
+    /// Masks credentials in all that was seen: values of variables and URLs come from anywhere. `secrets`: those of the environment, which may stand
+    /// where no URL is left.
+    pub(super) fn redact(&mut self, secrets: &[String]) {
+        let mask = |text: &str| mask_secrets(&redact_text(text), secrets);
+        for step in &mut self.steps {
+            step.reason = mask(&step.reason);
+            for line in [&mut step.evidence, &mut step.remarks, &mut step.remedies].into_iter().flatten() {
+                *line = mask(line);
+            }
+            mask_value(&mut step.details, &mask);
+        }
+        for fact in &mut self.environment {
+            fact.value = mask(&fact.value);
+        }
+        for text in [&mut self.driver.problem, &mut self.driver.hint].into_iter().flatten() {
+            *text = mask(text);
+        }
+    }
+
     /// The step of that name.
     pub fn step(&self, id: &str) -> Option<&Step> {
         self.steps.iter().find(|step| step.id == id)

@@ -135,7 +135,7 @@ impl<'a> State<'a> {
             options,
             progress,
             records,
-            env: subject.environment(&options.env).map_err(|error| error.to_string()),
+            env: subject.environment(&options.env, options.limit, &options.cancel).map_err(|error| error.to_string()),
             start: None,
             runs: false,
             sites: crate::prefix::site_packages(root).into_iter().map(|site| root.join(site)).collect(),

@@ -7,9 +7,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::child;
+use crate::child::Descendants;
 use crate::error::{Error, Result};
 use crate::install::Cancel;
-use crate::prefix::{Environment, Prefix, run_environment};
+use crate::prefix::{Activation, Environment, Prefix, run_environment_with};
 
 /// Who made the environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,7 +55,21 @@ impl Subject {
     /// # Errors
     /// There is none.
     pub fn at(path: &Path) -> Result<Self> {
-        let prefix = Prefix::open_any(path)?;
+        let prefix = Prefix::open_any(path).map_err(|error| {
+            if !path.is_dir() {
+                return error;
+            }
+            // A project with its environment in it, or an installation of Python.
+            let inner = [".venv", "venv", "env"].iter().map(|name| path.join(name)).find(|inner| inner.join("pyvenv.cfg").is_file());
+            let python = ["bin/python3", "bin/python"].iter().map(|name| path.join(name)).find(|python| python.exists());
+            match (inner, python) {
+                (Some(inner), _) => error.hint(format!("did you mean the virtual environment in it? tare check -p {}", inner.display())),
+                (None, Some(python)) => error.hint(format!("check the interpreter in it: tare check --python {}", python.display())),
+                (None, None) => error
+                    .hint("a virtual environment: tare check -p PROJECT/.venv; any interpreter: tare check --python /usr/bin/python3")
+                    .hint("the environments there are: tare env list"),
+            }
+        })?;
         let kind = if prefix.is_venv() {
             Kind::Venv
         } else if matches!(prefix.stamp(), Ok(None)) {
@@ -69,11 +84,11 @@ impl Subject {
     }
 
     /// The environment that an interpreter belongs to. `python` is a path, or a name to look for on PATH. The interpreter is started to ask
-    /// where it belongs; if it does not start, its path tells.
+    /// where it belongs, for at most `limit`; if it does not start, its path tells.
     ///
     /// # Errors
     /// Usage: there is no such program; it is no Python.
-    pub fn of_python(python: &OsStr, env: &Environment, cancel: &Cancel) -> Result<Self> {
+    pub fn of_python(python: &OsStr, env: &Environment, limit: Duration, cancel: &Cancel) -> Result<Self> {
         let path = if Path::new(python).components().count() > 1 {
             std::path::absolute(python).unwrap_or_else(|_| PathBuf::from(python))
         } else {
@@ -87,7 +102,7 @@ impl Subject {
             return Err(Error::usage(format!("there is no interpreter `{}`", path.display())));
         }
         let program = "import json, sys; print(json.dumps({'prefix': sys.prefix, 'executable': sys.executable}))";
-        let run = child::run(&path, program, &[], env, Path::new("/"), Duration::from_secs(30), cancel);
+        let run = child::run(&path, program, &[], env, Path::new("/"), limit, cancel);
         cancel.check()?;
         let answer = run.answer();
         let text = |key: &str| answer.as_ref().and_then(|answer| answer.get(key)?.as_str()).map(PathBuf::from);
@@ -112,13 +127,17 @@ impl Subject {
         Ok(Subject { kind: Kind::Interpreter, prefix: Prefix::open_interpreter(&folder)?, python })
     }
 
-    /// The variables with which a command in the environment runs when the caller has `env`.
+    /// The variables with which a command in the environment runs when the caller has `env`. Its activation scripts get `limit`; what they start
+    /// in the background ends with them.
     ///
     /// # Errors
     /// Those of the environment cannot be read, or its activation scripts fail.
-    pub fn environment(&self, env: &Environment) -> Result<Environment> {
+    pub fn environment(&self, env: &Environment, limit: Duration, cancel: &Cancel) -> Result<Environment> {
         match self.kind {
-            Kind::Tare | Kind::Conda => run_environment(&self.prefix, env),
+            Kind::Tare | Kind::Conda => {
+                let stop = || cancel.is_cancelled();
+                run_environment_with(&self.prefix, env, &Activation { limit, stop: &stop, descendants: Descendants::Kill })
+            }
             Kind::Interpreter => Ok(env.clone()),
             Kind::Venv => {
                 // What its `activate` does.

@@ -11,6 +11,9 @@ pub fn text(report: &Report, verbose: bool) -> String {
     if let Some(machine) = machine(report) {
         let _ = writeln!(out, "{machine}");
     }
+    if let Some(hint) = &report.driver.hint {
+        let _ = writeln!(out, "hint: {hint}");
+    }
     out.push('\n');
     for step in &report.steps {
         let _ = writeln!(out, "{:<10}  {:<13}  {}", step.verdict.name(), step.id, step.reason);
@@ -38,7 +41,10 @@ pub fn text(report: &Report, verbose: bool) -> String {
 
 fn machine(report: &Report) -> Option<String> {
     if report.devices.is_empty() && report.driver.version.is_none() && report.driver.cuda.is_none() {
-        return Some("no NVIDIA driver on this machine: what needs a GPU is not tested".to_owned());
+        return Some(match &report.driver.problem {
+            Some(problem) => format!("no GPU to work with ({problem}): what needs a GPU is not tested"),
+            None => "no NVIDIA driver on this machine: what needs a GPU is not tested".to_owned(),
+        });
     }
     let mut parts = Vec::new();
     if let Some(version) = &report.driver.version {
@@ -48,7 +54,8 @@ fn machine(report: &Report) -> Option<String> {
         parts.push(format!("CUDA up to {cuda}"));
     }
     parts.extend(report.devices.iter().map(|device| device.name.clone()));
-    Some(parts.join(", "))
+    let problem = report.driver.problem.as_ref().map(|problem| format!("; {problem}")).unwrap_or_default();
+    Some(format!("{}{problem}", parts.join(", ")))
 }
 
 /// One row an environment, for `--all`.

@@ -100,6 +100,14 @@ pub enum Command {
         #[arg(default_value_t = 1.0)]
         interval: f64,
     },
+    /// The self-test of GPUs in a process of its own, so that a driver that crashes or hangs does so there
+    #[command(name = "__gpu-selftest", hide = true)]
+    GpuSelftest {
+        /// What to test, as JSON
+        request: String,
+        /// File for notes of the calls that are made
+        notes: PathBuf,
+    },
     /// Prints what the shell function of `tare init` evaluates
     #[command(name = "__hook", hide = true)]
     Hook(HookArgs),
@@ -302,7 +310,7 @@ pub struct ChangeArgs {
     /// Print what would be done
     #[arg(short, long)]
     pub dry_run: bool,
-    /// Accepted for scripts written for conda: tare never asks
+    /// tare never asks; a whole environment with files that belong to no package is removed only with this
     #[arg(short, long)]
     pub yes: bool,
     /// Change an environment that is marked as frozen (`conda-meta/frozen`) too
@@ -730,9 +738,10 @@ pub struct CheckHowArgs {
     /// A CPU build is a failure, and what cannot be tested on a GPU ends with exit code 8
     #[arg(long)]
     pub require_gpu: bool,
-    /// Seconds after which a Python program of a step is killed
-    #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub timeout: u64,
+    /// Seconds that each program gets that is run for the check: of Python, the scripts of the environment, the memory test
+    /// [default: 180; by level 300, 1800 or 7200 for the memory test]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -1030,14 +1039,20 @@ pub struct SearchArgs {
     pub target: TargetArgs,
 }
 
-/// Explain why a package is in an environment
+/// Explain why a package is in an environment or a lock
 #[derive(Debug, Clone, Args)]
 pub struct WhyArgs {
-    /// Name of the package
+    /// Name of the package, of either half; `pypi::NAME` for the Python package where both have one of that name
     #[arg(value_name = "PACKAGE")]
     pub package: String,
     #[command(flatten)]
     pub environment: EnvironmentArgs,
+    /// Look into a lock instead of an environment
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["name", "prefix"])]
+    pub lock: Option<PathBuf>,
+    /// With `--lock`: the platform [default: that of this machine, or the only one]
+    #[arg(long, value_name = "PLATFORM", requires = "lock")]
+    pub platform: Option<String>,
     /// Show every path, not only the shortest ones
     #[arg(short, long)]
     pub all: bool,

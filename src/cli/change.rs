@@ -8,9 +8,9 @@ use super::args::{
     ChangeArgs, CreateArgs, EnvironmentArgs, InstallArgs, LinkArgs, RelocateArgs, RemoveArgs, RenameArgs, UpdateArgs, VarsCommand,
 };
 use super::context::{Context, inputs, link_mode};
-use super::create::{name_of, quoted};
+use super::create::name_of;
 use crate::change::{self, ChangePlan, Changed, Mode, Options, Outcome};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, quoted};
 use crate::install::{Cancel, LinkMode};
 use crate::prefix::{Prefix, Which};
 use crate::resolve::count;
@@ -27,6 +27,7 @@ fn options(change: &ChangeArgs, link: &LinkArgs) -> Options {
         allow_external_links: link.allow_external_links,
         lock_timeout: link.lock_timeout.map(Duration::from_secs),
         override_frozen: change.override_frozen,
+        give_up_files: change.yes,
         command: std::env::args().collect(),
         cancel: Cancel::new(),
     }
@@ -212,17 +213,18 @@ fn tell(outcome: &Outcome, options: &Options, context: &Context<'_>) {
 
 fn details(changed: &Changed) -> String {
     let seconds = changed.seconds;
-    let mut parts = vec![format!("{} linked", count(changed.linked, "package"))];
-    if changed.unlinked > 0 {
-        parts.push(format!("{} removed", changed.unlinked));
-    }
-    if changed.kept > 0 {
-        parts.push(format!("{} kept", changed.kept));
-    }
+    let both = |conda: usize, python: usize, what: &str| {
+        let halves = [(conda, "package"), (python, "Python package")];
+        let counted: Vec<String> = halves.iter().filter(|(number, _)| *number > 0).map(|(number, word)| count(*number, word)).collect();
+        (!counted.is_empty()).then(|| format!("{} {what}", counted.join(" and ")))
+    };
+    let mut parts: Vec<String> = both(changed.linked, changed.python_linked, "linked").into_iter().collect();
+    parts.extend(both(changed.unlinked, changed.python_unlinked, "removed"));
+    parts.extend(both(changed.kept, changed.python_kept, "kept"));
     if changed.compiled > 0 {
         parts.push(format!("{} compiled", count(changed.compiled, "Python file")));
     }
-    let mut text = parts.join(", ");
+    let mut text = if parts.is_empty() { "no package linked".to_owned() } else { parts.join(", ") };
     text.push_str(&format!(", in {:.1} s", seconds.fetch + seconds.link + seconds.compile + seconds.finish));
     if let Some(why) = &changed.not_compiled {
         text.push_str(&format!("; Python files were not compiled: {why}"));

@@ -6,13 +6,19 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::args::{CheckArgs, CheckFormatArg, CheckHowArgs, CheckLevelArg};
+use super::blocking;
 use super::context::{Context, environment, places};
 use crate::check::memory::SelfTest;
 use crate::check::{self, Level, Machine, MemoryTest, Options, Report, Subject, html, junit, text};
 use crate::error::{Error, Result};
-use crate::install::{Cancel, CancelOnDrop};
+use crate::gpu::info;
 use crate::platform::gpu::{self, Probe};
 use crate::ui::Verbosity;
+
+/// How long each library of the driver has to answer.
+const DRIVER_LIMIT: Duration = Duration::from_secs(5);
+/// Seconds that each program of a check gets where nothing else is asked for.
+const TIMEOUT: u64 = 180;
 
 pub async fn check(args: CheckArgs, context: &Context<'_>) -> Result<u8> {
     let printer = context.printer;
@@ -30,7 +36,7 @@ pub async fn check(args: CheckArgs, context: &Context<'_>) -> Result<u8> {
         super::gpu::check_out(out, None)?;
     }
     let (subjects, single) = subjects(&args, context).await?;
-    let machine = machine(context).await?;
+    let machine = machine(args.how.timeout, context).await?;
     let mut results: Vec<(String, Result<Report>)> = Vec::new();
     for (name, subject) in subjects {
         let result = match subject {
@@ -76,7 +82,8 @@ async fn subjects(args: &CheckArgs, context: &Context<'_>) -> Result<(Vec<(Strin
     let subject = match &args.python {
         Some(python) => {
             let (python, env) = (python.clone(), environment());
-            blocking(move |cancel| Subject::of_python(&python, &env, cancel)).await?
+            let limit = Duration::from_secs(args.how.timeout.unwrap_or(TIMEOUT));
+            blocking(move |cancel| Subject::of_python(&python, &env, limit, cancel)).await?
         }
         None => Subject::at(&context.locate(&args.environment)?)?,
     };
@@ -84,19 +91,26 @@ async fn subjects(args: &CheckArgs, context: &Context<'_>) -> Result<(Vec<(Strin
 }
 
 /// Asks the driver now: an answer from the cache would hide what has changed since.
-async fn machine(context: &Context<'_>) -> Result<Machine> {
+async fn machine(timeout: Option<u64>, context: &Context<'_>) -> Result<Machine> {
+    let limit = timeout.map_or(DRIVER_LIMIT, |seconds| DRIVER_LIMIT.min(Duration::from_secs(seconds)));
     let settings = &context.settings;
     let (env, cache) = (settings.env.clone(), settings.cache_dir.value.clone());
-    blocking(move |_| Ok(Machine::from(&gpu::detect(&Probe { cache: false, ..Probe::default() }, &env, &cache)))).await
-}
-
-/// Runs `work` on a thread. When the future is dropped (Ctrl-C), the switch that `work` got is flipped.
-async fn blocking<T: Send + 'static>(work: impl FnOnce(&Cancel) -> Result<T> + Send + 'static) -> Result<T> {
-    let cancel = Cancel::new();
-    let guard = CancelOnDrop::new(cancel.clone());
-    let result = tokio::task::spawn_blocking(move || work(&cancel)).await;
-    guard.disarm();
-    result.map_err(|error| Error::failure("a step of the check ended unexpectedly").because(error))?
+    let prober = super::gpu::prober()?;
+    blocking(move |_| {
+        // The check is about the machine: what CUDA_VISIBLE_DEVICES hides is a remark of a step.
+        let ask = |route: &str| {
+            let mut command = prober(route);
+            command.env_remove("CUDA_VISIBLE_DEVICES").env_remove("NVIDIA_VISIBLE_DEVICES");
+            command
+        };
+        std::thread::scope(|scope| {
+            let info = scope.spawn(|| info::look(&ask, Path::new("/"), limit));
+            let found = gpu::detect(&Probe { cache: false, ..Probe::default() }, &env, cache.as_deref());
+            let info = info.join().map_err(|_| Error::failure("the driver could not be asked"))?;
+            Ok(Machine::of(&found, &info))
+        })
+    })
+    .await
 }
 
 async fn run(subject: Subject, how: &CheckHowArgs, machine: Machine, context: &Context<'_>) -> Result<Report> {
@@ -105,11 +119,13 @@ async fn run(subject: Subject, how: &CheckHowArgs, machine: Machine, context: &C
         CheckLevelArg::Standard => Level::Standard,
         CheckLevelArg::Thorough => Level::Thorough,
     };
-    let (require_gpu, limit) = (how.require_gpu, Duration::from_secs(how.timeout));
+    let (require_gpu, limit) = (how.require_gpu, Duration::from_secs(how.timeout.unwrap_or(TIMEOUT)));
+    // The memory test may take longer than a program of a step, unless a limit was asked for: then it holds for all.
+    let memory_limit = how.timeout.map(Duration::from_secs);
     let progress = context.printer.progress();
     let env = environment();
     blocking(move |cancel| {
-        let memory = std::env::current_exe().ok().map(|program| SelfTest { program, env: env.clone() });
+        let memory = std::env::current_exe().ok().map(|program| SelfTest { program, env: env.clone(), limit: memory_limit });
         let options = Options {
             level,
             require_gpu,
@@ -224,8 +240,8 @@ fn emit(
 /// returns its exit code. The environment stays whatever comes out.
 pub async fn after_create(prefix: &Path, wanted: Option<bool>, document: &mut Value, context: &Context<'_>) -> Result<u8> {
     let Some(require_gpu) = wanted else { return Ok(0) };
-    let how = CheckHowArgs { level: CheckLevelArg::Quick, require_gpu, timeout: 180 };
-    let machine = machine(context).await?;
+    let how = CheckHowArgs { level: CheckLevelArg::Quick, require_gpu, timeout: None };
+    let machine = machine(None, context).await?;
     let report = run(Subject::at(prefix)?, &how, machine, context).await?;
     remember(&report, context);
     context.printer.data(&text::text(&report, verbose(context)));

@@ -25,7 +25,7 @@ pub async fn clean(args: &CleanArgs, context: &Context<'_>) -> Result<u8> {
     if kinds.is_empty() {
         return Err(Error::usage("nothing to clean was named").hint("`tare clean --all`, or see `tare clean --help`"));
     }
-    let folders = CacheFolders::under(&context.settings.cache_dir.value);
+    let folders = CacheFolders::under(context.settings.cache_dir()?);
     let options = CleanOptions { kinds, also_in_use: args.force_packages, dry_run: args.dry_run };
     let cleaned = clean::clean(&folders, &options, &*context.printer.progress(), &Cancel::new()).await?;
     if args.dry_run {

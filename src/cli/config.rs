@@ -31,20 +31,21 @@ pub fn config(command: Option<ConfigCommand>, context: &Context<'_>) -> Result<u
             printer.data(&table::columns(&rows, &[]));
         }
         ConfigCommand::Set { key, value } => {
-            edit::set(&settings.config_file, &key, &value)?;
-            changed(printer, &settings.config_file);
+            edit::set(settings.config_file()?, &key, &value)?;
+            changed(printer, settings.config_file()?);
         }
         ConfigCommand::Append { key, value } => {
-            edit::append(&settings.config_file, &key, &value)?;
-            changed(printer, &settings.config_file);
+            edit::append(settings.config_file()?, &key, &value)?;
+            changed(printer, settings.config_file()?);
         }
         ConfigCommand::Unset { key } => {
-            edit::unset(&settings.config_file, &key)?;
-            changed(printer, &settings.config_file);
+            edit::unset(settings.config_file()?, &key)?;
+            changed(printer, settings.config_file()?);
         }
         ConfigCommand::Path => {
-            printer.json(&json!({ "path": settings.config_file }));
-            printer.data(&settings.config_file.display().to_string());
+            let file = settings.config_file()?;
+            printer.json(&json!({ "path": file }));
+            printer.data(&file.display().to_string());
         }
     }
     Ok(0)

@@ -66,7 +66,7 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
                     None => format!("-p {}", quoted(&installed.prefix.display().to_string())),
                 },
             };
-            printer.note(&summary(&installed, started.elapsed()));
+            printer.note(&summary("created", &installed, started.elapsed()));
             printer.note(&format!("to use it: tare run {environment} COMMAND, or eval \"$(tare shell-hook {environment})\""));
             let mut document = if printer.wants_json() { create::plan_json(&planned, false) } else { json!({}) };
             document["changed"] = json!(true);
@@ -80,6 +80,8 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
     Ok(0)
 }
 
+pub(super) use crate::error::quoted;
+
 /// The name of an environment that lies in the first environments folder.
 pub(super) fn name_of(prefix: &std::path::Path, context: &Context<'_>) -> Option<String> {
     let folder = context.settings.envs_dirs.value.first()?;
@@ -88,16 +90,9 @@ pub(super) fn name_of(prefix: &std::path::Path, context: &Context<'_>) -> Option
     (parent == folder).then(|| prefix.file_name().map(|name| name.to_string_lossy().into_owned())).flatten()
 }
 
-pub(super) fn quoted(text: &str) -> String {
-    if text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-+@%".contains(c)) {
-        text.to_owned()
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
-}
-
-pub(super) fn summary(installed: &Installed, elapsed: std::time::Duration) -> String {
-    let mut text = format!("created `{}`: {}", installed.prefix.display(), count(installed.linked, "package"));
+/// `verb`: what was done.
+pub(super) fn summary(verb: &str, installed: &Installed, elapsed: std::time::Duration) -> String {
+    let mut text = format!("{verb} `{}`: {}", installed.prefix.display(), count(installed.linked, "package"));
     if installed.python_packages > 0 {
         text.push_str(&format!(" and {}", count(installed.python_packages, "Python package")));
     }

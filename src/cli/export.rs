@@ -57,6 +57,7 @@ pub fn options(shape: &ExportShapeArgs, context: &Context<'_>) -> Result<Options
         requested: shape.requested,
         pin_versions: shape.pin_versions,
         direct_urls: shape.direct_urls,
+        configured: channels(context),
         no_prefix: shape.no_prefix,
         hashes: match (shape.md5, shape.sha256) {
             (true, _) => Hashes::Md5,

@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::json;
 
+use crate::child::{self, Limits};
 use crate::error::{Error, Result};
 use crate::gpu::alloc::TorchVersion;
 use crate::gpu::info::{self as gpu_info, NvmlView};
-use crate::gpu::memtest::{self, Level};
+use crate::gpu::memtest::{self, Level, apart};
+use crate::gpu::simulate;
 use crate::gpu::summary::{self, html};
 use crate::gpu::top as gpu_top;
 use crate::gpu::trace::{self, Snapshot, report, whatif};
-use crate::gpu::{child, simulate};
+use crate::install::{Cancel, CancelOnDrop};
 use crate::ui::{Printer, live, table};
 
 /// The GPUs of this machine, and GPU memory explained and predicted
@@ -66,6 +68,9 @@ pub struct SelftestArgs {
     /// Begin no further pass after this time, such as 30s, 10m or 2h [default: 10m for thorough, else none]
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub budget: Option<Duration>,
+    /// How long one call of the driver may take before it counts as hanging: FAIL [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub call_limit: Option<Duration>,
     /// Leave this much memory free, such as 2GiB [default: a small part of the card]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub reserve: Option<u64>,
@@ -218,10 +223,14 @@ pub fn run(command: GpuCommand, printer: &Printer) -> Result<u8> {
     }
 }
 
+fn this_program() -> Result<PathBuf> {
+    std::env::current_exe()
+        .map_err(|error| Error::failure("this program's own path is unknown, so it cannot ask the driver").because(error))
+}
+
 /// The command of a child that asks a driver library.
-fn prober() -> Result<impl Fn(&str) -> Command + Sync> {
-    let program = std::env::current_exe()
-        .map_err(|error| Error::failure("this program's own path is unknown, so it cannot ask the driver").because(error))?;
+pub(super) fn prober() -> Result<impl Fn(&str) -> Command + Sync> {
+    let program = this_program()?;
     Ok(move |route: &str| {
         let mut command = Command::new(&program);
         command.args(["__gpu-probe", route]);
@@ -259,30 +268,52 @@ fn info(printer: &Printer) -> Result<u8> {
 }
 
 fn selftest(args: &SelftestArgs, printer: &Printer) -> Result<u8> {
-    let mut options = memtest::Options::new(args.level.into());
-    options.budget = args.budget;
-    options.reserve = args.reserve;
-    options.even_if_busy = args.even_if_busy;
-    options.segments = match (args.native, args.expandable) {
-        (true, _) => memtest::Segments::Native,
-        (_, true) => memtest::Segments::Expandable,
-        _ => memtest::Segments::Both,
+    let request = apart::Request {
+        devices: args.devices.clone(),
+        level: args.level.into(),
+        budget: args.budget,
+        reserve: args.reserve,
+        even_if_busy: args.even_if_busy,
+        segments: match (args.native, args.expandable) {
+            (true, _) => memtest::Segments::Native,
+            (_, true) => memtest::Segments::Expandable,
+            _ => memtest::Segments::Both,
+        },
+        fade: args.fade.unwrap_or_default(),
+        seed: args.seed,
+        call_limit: args.call_limit.unwrap_or(apart::CALL_LIMIT),
     };
-    options.fade = args.fade.unwrap_or_default();
-    options.seed = args.seed.unwrap_or(options.seed);
-    let report = memtest::selftest(&args.devices, &options, &*printer.progress())?;
-    let code = report.exit_code(args.require_gpu);
-    let mut document = json!(report);
+    let told = if request.is_simulated() {
+        apart::Told::from(&memtest::selftest(&request.devices, &request.options(), &*printer.progress())?)
+    } else {
+        let (program, progress) = (this_program()?, printer.progress());
+        super::block_on(super::blocking(move |cancel| {
+            let command = |request: &str, notes: &std::path::Path| {
+                let mut command = Command::new(&program);
+                command.args(["__gpu-selftest", request]).arg(notes);
+                command
+            };
+            apart::selftest_apart(&request, &command, &*progress, &|| cancel.is_cancelled())
+        }))?
+    };
+    let code = if args.require_gpu { told.codes.1 } else { told.codes.0 };
+    let mut document = told.document;
     document["success"] = json!(code == 0);
     printer.json(&document);
-    printer.data(&report.text());
+    printer.data(&told.text);
     Ok(code)
+}
+
+/// The body of the hidden command: see [`apart::main`].
+pub fn selftest_apart(request: &str, notes: &std::path::Path, printer: &Printer) -> Result<u8> {
+    apart::main(request, notes, &|text| printer.raw(text));
+    Ok(0)
 }
 
 fn top(args: &TopArgs, printer: &Printer) -> Result<u8> {
     let folder = gpu_top::offers_folder();
     let host_pids = !crate::gpu::nvml::pids_are_ours();
-    let combine = |view: &NvmlView| gpu_top::combine(view, &gpu_top::offers(&folder), host_pids);
+    let combine = move |view: &NvmlView| gpu_top::combine(view, &gpu_top::offers(&folder), host_pids);
     if args.once || printer.is_json() || !live::possible() {
         let view = gpu_info::ask_in_child(&prober()?, "nvml", gpu_info::LIMIT);
         let view = view.unwrap_or_else(|problem| NvmlView { problem: Some(format!("NVML {problem}")), ..NvmlView::default() });
@@ -291,25 +322,32 @@ fn top(args: &TopArgs, printer: &Printer) -> Result<u8> {
         printer.data(&top.text(100, table::columns));
         return Ok(0);
     }
-    let mut command = prober()?("watch");
-    command.arg(args.interval.to_string());
-    // Ends when this process does: the child dies with its parent.
+    let (mut command, interval) = (prober()?("watch"), args.interval);
+    command.arg(interval.to_string());
+    // A signal flips the switch, and the terminal is given back before this process ends.
+    super::block_on(super::blocking(move |cancel| watch(command, interval, &combine, cancel).map(|()| 0)))
+}
+
+/// Draws what the child says until a key or a signal ends it. The child ends with it.
+fn watch(command: Command, interval: f64, combine: &dyn Fn(&NvmlView) -> gpu_top::Top, cancel: &Cancel) -> Result<()> {
     let (sender, views) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
+    let over = Cancel::new();
+    let end = CancelOnDrop::new(over.clone());
+    let asking = std::thread::spawn(move || {
         let mut send = |line: &str| {
             if let Ok(view) = serde_json::from_str::<NvmlView>(line) {
                 let _ = sender.send(Ok(view));
             }
         };
-        let forever = Instant::now() + Duration::from_secs(10 * 365 * 86400);
-        let ended = child::run(command, forever, &mut send);
-        let _ = sender.send(Err(ended.problem(Duration::ZERO).unwrap_or_else(|| "ended".to_owned())));
+        let limits = Limits { deadline: None, stop: &|| over.is_cancelled(), ..Limits::until(Instant::now()) };
+        let ran = child::run_lines(command, &limits, &mut send);
+        let _ = sender.send(Err(ran.ended.problem(Duration::ZERO).unwrap_or_else(|| "ended".to_owned())));
     });
     let mut screen = live::Screen::open()?;
     let mut last: Option<(Instant, NvmlView)> = None;
     let mut problem = None;
     let begin = Instant::now();
-    loop {
+    while !cancel.is_cancelled() {
         for answer in views.try_iter() {
             match answer {
                 Ok(view) => last = Some((Instant::now(), view)),
@@ -324,7 +362,7 @@ fn top(args: &TopArgs, printer: &Printer) -> Result<u8> {
         let silent = last.as_ref().map_or(begin, |(at, _)| *at).elapsed().as_secs_f64();
         if let Some(problem) = &problem {
             text.push_str(&format!("{problem}\n"));
-        } else if silent > args.interval + 5.0 {
+        } else if silent > interval + 5.0 {
             text.push_str(&format!("the driver has not answered for {silent:.0} s\n"));
         }
         screen.draw("tare gpu top", "q quits", &text);
@@ -333,7 +371,10 @@ fn top(args: &TopArgs, printer: &Printer) -> Result<u8> {
             live::Key::None | live::Key::Other => {}
         }
     }
-    Ok(0)
+    drop(screen);
+    drop(end);
+    let _ = asking.join();
+    Ok(())
 }
 
 fn version(text: Option<&str>) -> Result<Option<TorchVersion>> {
@@ -468,7 +509,12 @@ fn read_bounded(path: &std::path::Path) -> std::io::Result<String> {
 /// A page must not take the place of what it is made from, nor of a device.
 pub(super) fn check_out(out: &std::path::Path, input: Option<&std::path::Path>) -> Result<()> {
     if out.as_os_str() == "-" {
-        return Err(Error::usage("a page cannot be written to stdout").hint("name a file: --html memory.html"));
+        // Only a page of `gpu` is made from something.
+        return Err(match input {
+            Some(_) => Error::usage("a page cannot be written to stdout").hint("name a file: --html memory.html"),
+            None => Error::usage("`-o` takes the name of a file, and `-` is none")
+                .hint("the report on stdout: leave `-o` out, and choose with --format html|junit|json"),
+        });
     }
     let same = |input: &std::path::Path| matches!((std::fs::canonicalize(out), std::fs::canonicalize(input)), (Ok(a), Ok(b)) if a == b);
     if input.is_some_and(same) {

@@ -18,8 +18,8 @@ pub fn info(args: &InfoArgs, context: &Context<'_>) -> Result<u8> {
     options.virtual_packages.clone_from(&args.target.virtual_packages);
     let target = platform::target(&options)?;
     let known = if args.envs || context.printer.is_json() { crate::prefix::list_known(&places(settings), false) } else { Vec::new() };
-    let packages_dir = settings.cache_dir.value.join(rattler_cache::PACKAGE_CACHE_DIR);
-    let mut pkgs_dirs = vec![packages_dir];
+    let packages_dir = settings.cache_dir.value.as_ref().map(|cache| cache.join(rattler_cache::PACKAGE_CACHE_DIR));
+    let mut pkgs_dirs: Vec<_> = packages_dir.into_iter().collect();
     pkgs_dirs.extend(settings.pkgs_dirs.value.iter().cloned());
 
     // Last checks of the environments shown; of the active one always.
@@ -58,7 +58,9 @@ pub fn info(args: &InfoArgs, context: &Context<'_>) -> Result<u8> {
         "environments".into(),
         settings.envs_dirs.value.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "),
     ]);
-    rows.push(vec!["cache".into(), settings.cache_dir.value.display().to_string()]);
+    let cache =
+        settings.cache_dir.value.as_ref().map_or_else(|| "none: there is no home folder".to_owned(), |cache| cache.display().to_string());
+    rows.push(vec!["cache".into(), cache]);
     rows.push(vec!["channels".into(), channels.join(", ")]);
     let files: Vec<_> = settings.files.iter().map(|path| path.display().to_string()).collect();
     rows.push(vec!["configuration".into(), if files.is_empty() { "no file".into() } else { files.join(", ") }]);

@@ -11,7 +11,7 @@ pub fn list(args: &ListArgs, context: &Context<'_>) -> Result<u8> {
     let prefix = Prefix::open_any(context.locate(&args.environment)?)?;
     let printer = context.printer;
     if args.revisions {
-        let revisions = prefix.history()?;
+        let revisions = crate::pypi::revisions::with_both_halves(&prefix)?;
         if revisions.is_empty() {
             printer.note("the environment has no history");
         }
@@ -27,7 +27,8 @@ pub fn list(args: &ListArgs, context: &Context<'_>) -> Result<u8> {
             _ => Hashes::None,
         };
         let text = prefix::explicit_text(&prefix, hashes, platform)?;
-        let pip = prefix.pip_distributions();
+        let mut pip = prefix.pip_distributions();
+        pip.retain(|distribution| !crate::pypi::installed::of(&prefix, distribution).is_tooling());
         if !pip.is_empty() {
             let names: Vec<String> = pip.iter().map(|distribution| format!("`{}`", distribution.name)).collect();
             printer.warn(
@@ -51,6 +52,13 @@ pub fn list(args: &ListArgs, context: &Context<'_>) -> Result<u8> {
         && let Some(last) = crate::check::last(&prefix)
     {
         printer.note(&format!("last check: {}", last.text()));
+    }
+    for row in rows.iter().filter(|row| row.tooling) {
+        let (name, version) = (&row.name, &row.version);
+        printer.note(&match args.export {
+            true => format!("`{name}` is tare's own tooling and left out: tare notebook install puts it where it is wanted"),
+            false => format!("`{name} {version}` is tare's own tooling (tare notebook): in no lock and no export"),
+        });
     }
     printer.data(&if args.export {
         prefix::export_text(&rows, platform)

@@ -107,8 +107,7 @@ fn check(args: &LockArgs, context: &Context<'_>) -> Result<u8> {
     for remark in &checked.remarks {
         context.printer.note(remark);
     }
-    let message =
-        format!("`{}` satisfies {} on {}", lock.display(), count(checked.requirements, "requirement"), checked.platforms.join(", "));
+    let message = format!("`{}` satisfies what is asked for: {}", lock.display(), checked.text());
     context.printer.note(&message);
     context.printer.json(&json!({ "lock": lock, "satisfied": true, "checked": checked }));
     Ok(0)

@@ -35,6 +35,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use crate::error::{Error, Kind, Result};
+use crate::install::{Cancel, CancelOnDrop};
 use crate::ui::{ColorChoice, Masked, Printer, Verbosity};
 use args::{Cli, Command};
 use context::Context;
@@ -148,6 +149,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
             Ok(0)
         }
         Command::GpuProbe { route, interval } => gpu::probe(&route, interval, printer),
+        Command::GpuSelftest { request, notes } => gpu::selftest_apart(&request, &notes, printer),
         Command::Gpu(command) => gpu::run(command, printer),
         Command::Run(args) => run::run(&args, &global).map_err(|error| match error.kind() {
             Kind::Run(_) => error,
@@ -197,6 +199,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
                 Command::Completions(_)
                 | Command::DetectGpu { .. }
                 | Command::GpuProbe { .. }
+                | Command::GpuSelftest { .. }
                 | Command::Gpu(_)
                 | Command::Run(_)
                 | Command::Shell(_) => Ok(0),
@@ -206,7 +209,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
 }
 
 /// Runs a future to its end, or drops it on Ctrl-C or SIGTERM: what it was building is removed by the guards it holds.
-fn block_on(future: impl Future<Output = Result<u8>>) -> Result<u8> {
+fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     // A task for each package and a thread for each task would be a crowd at one lock; some threads only wait (for a disk, for names).
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -224,6 +227,15 @@ fn block_on(future: impl Future<Output = Result<u8>>) -> Result<u8> {
     // Tasks that only waited for the network must not hold the exit up.
     runtime.shutdown_timeout(std::time::Duration::from_secs(5));
     result
+}
+
+/// Runs `work` on a thread. When the future is dropped (Ctrl-C), the switch that `work` got is flipped.
+async fn blocking<T: Send + 'static>(work: impl FnOnce(&Cancel) -> Result<T> + Send + 'static) -> Result<T> {
+    let cancel = Cancel::new();
+    let guard = CancelOnDrop::new(cancel.clone());
+    let result = tokio::task::spawn_blocking(move || work(&cancel)).await;
+    guard.disarm();
+    result.map_err(|error| Error::failure("the work ended unexpectedly").because(error))?
 }
 
 async fn interrupted() -> &'static str {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::args::EnvironmentArgs;
 use super::context::{Context, environment};
 use crate::change;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, quoted};
 use crate::install::Cancel;
 use crate::notebook::{self, DataDirs, Done, Options, Place};
 use crate::ui::table;
@@ -95,7 +95,7 @@ pub struct LaunchArgs {
 }
 
 fn dirs() -> Result<DataDirs> {
-    DataDirs::new(dirs::home_dir().as_deref(), |name| std::env::var(name).ok())
+    DataDirs::new(crate::config::home_dir().as_deref(), |name| std::env::var(name).ok())
 }
 
 fn absolute(path: &Path) -> PathBuf {
@@ -160,8 +160,8 @@ pub async fn after_create(prefix: &Path, wanted: bool, document: &mut Value, con
     }
     let no_kernel = !notebook::has_ipykernel(prefix);
     if no_kernel {
-        let add =
-            format!("add it, then make the kernel: tare install -p '{0}' ipykernel && tare notebook install -p '{0}'", prefix.display());
+        let place = quoted(&prefix.display().to_string());
+        let add = format!("add it, then make the kernel: {} && tare notebook install -p {place}", notebook::add_ipykernel(prefix));
         context.printer.warn("the environment has no ipykernel, so it is no Jupyter kernel", &[add]);
     }
     let options = Options { binary: binary()?, no_kernel, dirs: dirs()?, ..Options::default() };

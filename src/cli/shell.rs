@@ -43,10 +43,19 @@ fn own_path() -> Result<PathBuf> {
 }
 
 fn rc_file(shell: Shell, settings: &Settings) -> Result<PathBuf> {
-    let home = settings.home.clone().ok_or_else(|| Error::failure("there is no home folder").hint("set HOME"))?;
-    let set = |name: &str| settings.env.get(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let config = set("XDG_CONFIG_HOME").unwrap_or_else(|| home.join(".config"));
-    prefix::rc_file(shell, &home, &config, set("ZDOTDIR").as_deref())
+    let home = settings.home("start-up files")?;
+    if !home.is_dir() {
+        return Err(Error::failure(format!("the home folder `{}` is not there", home.display())).hint("set HOME to your home folder"));
+    }
+    let set = |name: &str| settings.env.get(name).filter(|text| !text.is_empty()).map(PathBuf::from);
+    let config = set("XDG_CONFIG_HOME").filter(|path| path.is_absolute()).unwrap_or_else(|| home.join(".config"));
+    let zdotdir = set("ZDOTDIR");
+    if let Some(folder) = zdotdir.as_ref().filter(|folder| shell == Shell::Zsh && folder.is_relative()) {
+        return Err(Error::usage(format!("ZDOTDIR is `{}`, which is no absolute path", folder.display()))
+            .because("which `.zshrc` is read depends on the folder that zsh is started in")
+            .hint("set ZDOTDIR to an absolute path, or unset it"));
+    }
+    prefix::rc_file(shell, home, &config, zdotdir.as_deref())
 }
 
 pub fn init(args: &InitArgs, context: &Context<'_>) -> Result<u8> {
@@ -64,6 +73,12 @@ pub fn init(args: &InitArgs, context: &Context<'_>) -> Result<u8> {
     let files = shells.iter().map(|shell| rc_file(*shell, settings)).collect::<Result<Vec<_>>>()?;
     let tool = tool(settings)?;
     let mut done = Vec::new();
+    // All or none: what cannot be changed is found out before anything is.
+    if !args.dry_run {
+        for (shell, file) in shells.iter().zip(&files) {
+            prefix::initialize(*shell, file, &tool, args.undo, true)?;
+        }
+    }
     for (shell, file) in shells.iter().zip(&files) {
         done.push(prefix::initialize(*shell, file, &tool, args.undo, args.dry_run)?);
     }

@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::args::{CreateArgs, LinkArgs, SyncArgs};
 use super::context::{Context, link_mode};
-use super::create::{name_of, quoted, summary};
-use crate::error::{Error, Result};
+use super::create::{name_of, summary};
+use crate::error::{Error, Result, quoted};
 use crate::install::{Cancel, LinkMode};
 use crate::lock::{self, CheckOptions, SyncOptions, Synced};
 use crate::resolve::count;
@@ -35,9 +35,15 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
     let lock = args.lock.clone().unwrap_or_else(|| PathBuf::from("tare.lock"));
     let target = &args.target;
     if target.cuda.is_some() || target.gpu.is_some() || !target.virtual_packages.is_empty() {
+        let files = if args.files.is_empty() && args.specs.is_empty() { vec!["environment.yml".to_owned()] } else { args.files.clone() };
+        let mut wanted: Vec<String> = target.cuda.iter().map(|version| format!("--cuda {version}")).collect();
+        wanted.extend(target.virtual_packages.iter().map(|text| format!("--virtual-package {text}")));
+        if wanted.is_empty() {
+            wanted.push("--gpu none (or auto, require)".to_owned());
+        }
         return Err(Error::usage("the machine that a lock is for was decided when it was made")
             .because("`--cuda`, `--gpu` and `--virtual-package` have no meaning with `--lock`")
-            .hint("lock again: tare lock -f FILE --cuda VERSION"));
+            .hint(format!("lock again: {}", lock::command(&files, &args.specs, &lock.display().to_string(), &wanted.join(" ")))));
     }
     if !args.files.is_empty() || !args.specs.is_empty() {
         let check = CheckOptions {
@@ -133,7 +139,7 @@ async fn run(options: &SyncOptions, check: Option<bool>, notebook: bool, context
                 Some(name) if options.prefix.is_none() => format!("-n {name}"),
                 _ => format!("-p {}", quoted(&installed.prefix.display().to_string())),
             };
-            printer.note(&summary(&installed, started.elapsed()));
+            printer.note(&summary(if installed.replaced { "changed" } else { "created" }, &installed, started.elapsed()));
             printer.note(&format!("to use it: tare run {environment} COMMAND, or eval \"$(tare shell-hook {environment})\""));
             let mut document = json!({ "prefix": installed.prefix, "changed": true, "installed": *installed });
             super::notebook::after_create(&installed.prefix, notebook, &mut document, context).await?;

@@ -34,6 +34,8 @@ pub async fn verify(args: VerifyArgs, context: &Context<'_>) -> Result<u8> {
         document["repair"] = json!({
             "dry_run": args.dry_run,
             "packages": repaired.packages,
+            "fetched": repaired.fetched,
+            "siblings": repaired.siblings,
             "repaired": repaired.fixed().collect::<Vec<_>>(),
             "unrepaired": repaired.unrepaired,
             "changed": repaired.changed,
@@ -72,11 +74,28 @@ fn tell(repaired: &Repaired, left: &Report, dry_run: bool, context: &Context<'_>
     let number = count(repaired.packages.len(), "package");
     if dry_run && !repaired.packages.is_empty() {
         printer.note(&format!("would link {number} anew: {names}"));
+        if !repaired.fetched.is_empty() {
+            printer
+                .note(&format!("would fetch again, because the copies in the cache are damaged or gone: {}", repaired.fetched.join(", ")));
+        }
     } else if repaired.changed.is_some() {
         printer.note(&format!("linked {number} anew: {names}"));
         for finding in repaired.fixed().filter(|finding| !finding.path.is_empty()) {
-            printer.note(&format!("repaired `{}`: it was {}", finding.path, finding.fault.name()));
+            printer.note(&format!("repaired `{}`: {}", finding.path, finding.fault.sentence()));
         }
+    }
+    for sibling in &repaired.siblings {
+        let at = sibling.prefix.display();
+        let files: Vec<String> = sibling.files.iter().take(3).map(|file| format!("`{file}`")).collect();
+        let more = if sibling.files.len() > 3 { format!(" and {} more", sibling.files.len() - 3) } else { String::new() };
+        printer.warn(
+            &format!(
+                "`{at}` has the very same damaged {}, and they stay there: {}{more}",
+                if sibling.files.len() == 1 { "file" } else { "files" },
+                files.join(", ")
+            ),
+            &[format!("repair it too: tare verify -p '{at}' --repair")],
+        );
     }
     for unrepaired in &repaired.unrepaired {
         printer.warn(&format!("`{}` cannot be repaired: {}", unrepaired.package, unrepaired.why), &[]);

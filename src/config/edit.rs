@@ -164,11 +164,12 @@ fn sub_table<'a>(document: &'a mut DocumentMut, setting: &Key) -> Result<&'a mut
 
 /// Reads, changes, checks and replaces the file in one step, so that a reader sees the old or the new one.
 fn change(file: &Path, edit: impl FnOnce(&mut DocumentMut) -> Result<()>) -> Result<()> {
-    let text = match fs_err::read_to_string(file) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+    let bytes = match crate::files::read(file, super::MAX_FILE) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
         Err(error) => return Err(Error::io("read", file, &error)),
     };
+    let text = String::from_utf8(bytes).map_err(|error| Error::usage(format!("`{}` is not UTF-8", file.display())).because(error))?;
     let name = file.display().to_string();
     // Says what is wrong, with its place, before anything is changed.
     super::toml_file::read(&name, &text, &mut Vec::new())?;

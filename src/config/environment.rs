@@ -3,6 +3,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::error::Error;
+
 type Lookup = dyn Fn(&str) -> Option<String> + Send + Sync;
 
 /// A look-up of environment variables: the process's, or a made-up set in tests. Cheap to clone.
@@ -85,6 +87,23 @@ pub fn expand_variables(text: &str, env: &Environment) -> String {
     }
     out.push_str(rest);
     out
+}
+
+/// The user's home folder: HOME, and where it is not set, what the system's list of users says. `None` also for a HOME that is empty or no absolute path:
+/// nothing may be written to wherever such a value happens to lead.
+pub fn home_dir() -> Option<PathBuf> {
+    let set = std::env::var_os("HOME").filter(|_| cfg!(unix)).map(PathBuf::from);
+    set.or_else(dirs::home_dir).filter(|home| home.is_absolute())
+}
+
+/// Why there is no home folder, with what to do; `what`: what was wanted there.
+pub fn no_home(env: &Environment, what: &str) -> Error {
+    let why = match env.get("HOME") {
+        Some(text) if text.is_empty() => "HOME is empty".to_owned(),
+        Some(text) if Path::new(&text).is_relative() => format!("HOME is `{text}`, which is no absolute path"),
+        _ => "HOME is not set, and the system's list of users names none".to_owned(),
+    };
+    Error::usage(format!("there is no home folder for {what}")).because(why).hint("set HOME to the absolute path of your home folder")
 }
 
 /// Replaces a leading `~` or `~/`.

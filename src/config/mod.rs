@@ -24,7 +24,7 @@ use serde_json::Value;
 use url::Url;
 
 use crate::error::{Error, Place, Result};
-pub use environment::{Environment, expand_home, expand_variables};
+pub use environment::{Environment, expand_home, expand_variables, home_dir, no_home};
 pub use keys::{Key, Kind, keys};
 
 /// A value and where it comes from: `default`, a path, `env CONDA_CHANNELS`, `flag`.
@@ -80,8 +80,8 @@ pub struct Settings {
     pub envs_dirs: Sourced<Vec<PathBuf>>,
     /// Package caches that are only read.
     pub pkgs_dirs: Sourced<Vec<PathBuf>>,
-    /// tare's own cache.
-    pub cache_dir: Sourced<PathBuf>,
+    /// tare's own cache; `None` where nothing names a place and there is no home folder: see [`Settings::cache_dir`].
+    pub cache_dir: Sourced<Option<PathBuf>>,
     /// The subdir environments are for, if not this machine's.
     pub subdir: Sourced<Option<String>>,
     /// No network.
@@ -124,15 +124,15 @@ pub struct Settings {
     pub repodata_use_zst: Sourced<bool>,
     /// Ask the system's keyring for credentials.
     pub keyring: Sourced<bool>,
-    /// config.toml that was read or would be written.
-    pub config_file: PathBuf,
+    /// config.toml that was read or would be written; `None` without a home folder: see [`Settings::config_file`].
+    pub config_file: Option<PathBuf>,
     /// Files that were read, weakest first.
     pub files: Vec<PathBuf>,
     /// Keys that are not used and files that could not be read: worth a line with `-v`.
     pub notes: Vec<String>,
     /// The environment the settings were read in.
     pub env: Environment,
-    /// Home folder.
+    /// Home folder; see [`home_dir`].
     pub home: Option<PathBuf>,
 }
 
@@ -145,7 +145,7 @@ pub struct LoadOptions {
     pub config_file: Option<PathBuf>,
     /// Environment variables.
     pub env: Environment,
-    /// Home folder.
+    /// Home folder. One that is no absolute path counts as none.
     pub home: Option<PathBuf>,
     /// For relative paths.
     pub cwd: PathBuf,
@@ -161,8 +161,7 @@ impl LoadOptions {
     pub fn process() -> Result<Self> {
         let env = Environment::process();
         let cwd = std::env::current_dir().map_err(|error| Error::failure("the working folder cannot be used").because(error))?;
-        let home = dirs::home_dir();
-        Ok(LoadOptions { no_config: false, config_file: None, env, home, cwd, system_root: PathBuf::from("/") })
+        Ok(LoadOptions { no_config: false, config_file: None, env, home: home_dir(), cwd, system_root: PathBuf::from("/") })
     }
 }
 
@@ -188,10 +187,11 @@ struct Layer {
 /// `Kind::Usage` with file, line and column for YAML or TOML that cannot be read and for values of a wrong type; for
 /// environment variables with the variable's name. Unknown keys are noted only.
 pub fn load(options: &LoadOptions) -> Result<Settings> {
+    let options = &LoadOptions { home: options.home.clone().filter(|home| home.is_absolute()), ..options.clone() };
     let mut notes = Vec::new();
     let mut layers = Vec::new();
     let mut files = Vec::new();
-    let config_file = config_file(options);
+    let config_file = config_file(options)?;
     if !options.no_config {
         for (path, named) in condarc_files(options) {
             let Some(text) = read_text(&path, named, &mut notes)? else { continue };
@@ -200,10 +200,12 @@ pub fn load(options: &LoadOptions) -> Result<Settings> {
             files.push(path);
         }
         let named = options.config_file.is_some() || options.env.get("TARE_CONFIG").is_some_and(|value| !value.is_empty());
-        if let Some(text) = read_text(&config_file, named, &mut notes)? {
-            let name = config_file.display().to_string();
+        if let Some(file) = &config_file
+            && let Some(text) = read_text(file, named, &mut notes)?
+        {
+            let name = file.display().to_string();
             layers.push(Layer { entries: toml_file::read(&name, &text, &mut notes)?, source: name });
-            files.push(config_file.clone());
+            files.push(file.clone());
         }
     }
     for key in keys() {
@@ -219,22 +221,30 @@ pub fn load(options: &LoadOptions) -> Result<Settings> {
     merge(options, layers, config_file, files, notes)
 }
 
-fn config_file(options: &LoadOptions) -> PathBuf {
-    let expand = |text: &str| absolute(&options.cwd, &expand_home(text, options.home.as_deref()));
+fn config_file(options: &LoadOptions) -> Result<Option<PathBuf>> {
     if let Some(path) = &options.config_file {
-        return absolute(&options.cwd, path);
+        return Ok(Some(absolute(&options.cwd, path)));
     }
     if let Some(text) = options.env.get("TARE_CONFIG").filter(|text| !text.is_empty()) {
-        return expand(&text);
+        return path_of(&text, options).map(Some).map_err(|why| Error::usage(format!("TARE_CONFIG: {why}")));
     }
-    config_home(options).join("tare").join("config.toml")
+    Ok(xdg("XDG_CONFIG_HOME", ".config", options).map(|folder| folder.join("tare").join("config.toml")))
 }
 
-fn config_home(options: &LoadOptions) -> PathBuf {
-    match options.env.get("XDG_CONFIG_HOME").filter(|text| Path::new(text).is_absolute()) {
-        Some(text) => PathBuf::from(text),
-        None => options.home.clone().unwrap_or_else(|| options.cwd.clone()).join(".config"),
+/// A folder of the XDG specification: the variable, where it is an absolute path, else a folder below home.
+fn xdg(variable: &str, below_home: &str, options: &LoadOptions) -> Option<PathBuf> {
+    match options.env.get(variable).filter(|text| Path::new(text).is_absolute()) {
+        Some(text) => Some(PathBuf::from(text)),
+        None => Some(options.home.as_ref()?.join(below_home)),
     }
+}
+
+/// A path as it is written in a setting, made absolute.
+fn path_of(text: &str, options: &LoadOptions) -> Result<PathBuf, String> {
+    if options.home.is_none() && (text == "~" || text.starts_with("~/")) {
+        return Err(format!("`{text}` has no meaning, because there is no home folder: HOME is not set, empty or no absolute path"));
+    }
+    Ok(absolute(&options.cwd, &expand_home(text, options.home.as_deref())))
 }
 
 fn absolute(cwd: &Path, path: &Path) -> PathBuf {
@@ -291,6 +301,11 @@ fn read_text(path: &Path, named: bool, notes: &mut Vec<String>) -> Result<Option
         std::io::Read::read_to_end(&mut std::io::Read::take(file, MAX_FILE + 1), &mut bytes)?;
         Ok(bytes)
     };
+    // What the user names may be a pipe, such as `<(…)`; a pipe that merely lies there would be waited for without end.
+    if !named && std::fs::metadata(path).is_ok_and(|about| crate::files::kind(&about) == "a named pipe") {
+        notes.push(format!("`{}` was not read: it is a named pipe", path.display()));
+        return Ok(None);
+    }
     let bytes = match read() {
         Ok(bytes) => bytes,
         Err(error) if named => return Err(Error::io("read", path, &error).with_kind(crate::error::Kind::Usage)),
@@ -427,7 +442,13 @@ fn integer(value: Value, largest: u64) -> Result<u64, String> {
     value.as_u64().filter(|number| *number <= largest).ok_or_else(|| format!("`{value}` is no whole number from 0 to {largest}"))
 }
 
-fn merge(options: &LoadOptions, layers: Vec<Layer>, config_file: PathBuf, files: Vec<PathBuf>, notes: Vec<String>) -> Result<Settings> {
+fn merge(
+    options: &LoadOptions,
+    layers: Vec<Layer>,
+    config_file: Option<PathBuf>,
+    files: Vec<PathBuf>,
+    notes: Vec<String>,
+) -> Result<Settings> {
     let env = &options.env;
     let mut merged = Merged { values: BTreeMap::new() };
     for layer in layers {
@@ -436,25 +457,18 @@ fn merge(options: &LoadOptions, layers: Vec<Layer>, config_file: PathBuf, files:
             merged.add(&layer.source, entry);
         }
     }
-    let path = |text: &str| absolute(&options.cwd, &expand_home(text, options.home.as_deref()));
-    let paths = |value: Value| -> Result<Vec<PathBuf>, String> { Ok(strings(value)?.iter().map(|text| path(text)).collect()) };
-    let home = || options.home.clone().unwrap_or_else(|| options.cwd.clone());
-    let xdg = |variable: &str, below_home: &str| match env.get(variable).filter(|text| Path::new(text).is_absolute()) {
-        Some(text) => PathBuf::from(text),
-        None => home().join(below_home),
-    };
+    let path = |text: &str| path_of(text, options);
+    let paths = |value: Value| -> Result<Vec<PathBuf>, String> { strings(value)?.iter().map(|text| path(text)).collect() };
 
-    let root = merged.take("root", |value| Ok(Some(path(&text(value)?))), || None)?;
+    let root = merged.take("root", |value| Ok(Some(path(&text(value)?)?)), || None)?;
     let mut envs_dirs = merged.take("envs_dirs", paths, Vec::new)?;
     if let Some(folder) = &root.value {
         envs_dirs.value.insert(0, folder.join("envs"));
         envs_dirs.source =
             if envs_dirs.source == "default" { root.source.clone() } else { format!("{}, {}", root.source, envs_dirs.source) };
     }
-    let own = xdg("XDG_DATA_HOME", ".local/share").join("tare").join("envs");
-    if !envs_dirs.value.contains(&own) {
-        envs_dirs.value.push(own);
-    }
+    let own = xdg("XDG_DATA_HOME", ".local/share", options).map(|folder| folder.join("tare").join("envs"));
+    envs_dirs.value.extend(own.filter(|own| !envs_dirs.value.contains(own)));
     let alias = |value: Value| {
         let text = text(value)?;
         let with_scheme = if text.contains("://") { text.clone() } else { format!("https://{text}") };
@@ -471,7 +485,7 @@ fn merge(options: &LoadOptions, layers: Vec<Layer>, config_file: PathBuf, files:
         // requests' and curl's variables; SSL_CERT_FILE replaces the system's own list inside the TLS library.
         ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"]
             .into_iter()
-            .find_map(|variable| env.get(variable).filter(|text| !text.is_empty()).map(|text| (variable, path(&text))))
+            .find_map(|variable| env.get(variable).filter(|text| !text.is_empty()).map(|text| (variable, text)))
     };
     let mut ssl_verify = merged.take(
         "ssl_verify",
@@ -479,14 +493,15 @@ fn merge(options: &LoadOptions, layers: Vec<Layer>, config_file: PathBuf, files:
             Value::Bool(true) => Ok(SslVerify::System),
             Value::Bool(false) => Ok(SslVerify::Off),
             Value::String(word) if word.eq_ignore_ascii_case("truststore") => Ok(SslVerify::System),
-            Value::String(file) => Ok(SslVerify::Bundle(path(&file))),
+            Value::String(file) => Ok(SslVerify::Bundle(path(&file)?)),
             other => Err(format!("`{other}` is neither true, false nor a path")),
         },
         || SslVerify::System,
     )?;
     if ssl_verify.value == SslVerify::System
-        && let Some((variable, file)) = ca_bundle()
+        && let Some((variable, text)) = ca_bundle()
     {
+        let file = path(&text).map_err(|why| Error::usage(format!("{variable}: {why}")))?;
         ssl_verify = Sourced { value: SslVerify::Bundle(file), source: format!("env {variable}") };
     }
     Ok(Settings {
@@ -503,7 +518,11 @@ fn merge(options: &LoadOptions, layers: Vec<Layer>, config_file: PathBuf, files:
         root,
         envs_dirs,
         pkgs_dirs: merged.take("pkgs_dirs", paths, Vec::new)?,
-        cache_dir: merged.take("cache_dir", |value| Ok(path(&text(value)?)), || xdg("XDG_CACHE_HOME", ".cache").join("tare"))?,
+        cache_dir: merged.take(
+            "cache_dir",
+            |value| Ok(Some(path(&text(value)?)?)),
+            || xdg("XDG_CACHE_HOME", ".cache", options).map(|folder| folder.join("tare")),
+        )?,
         subdir: merged.take("subdir", |value| Ok(Some(text(value)?)), || None)?,
         offline: merged.take("offline", boolean, || false)?,
         ssl_verify,
@@ -583,6 +602,32 @@ impl Settings {
             cwd: home.to_path_buf(),
             system_root: home.to_path_buf(),
         })
+    }
+
+    /// The user's home folder.
+    ///
+    /// # Errors
+    /// There is none, or HOME is empty or no absolute path; `what`: what is wanted there.
+    pub fn home(&self, what: &str) -> Result<&Path> {
+        self.home.as_deref().ok_or_else(|| no_home(&self.env, what))
+    }
+
+    /// tare's own cache.
+    ///
+    /// # Errors
+    /// Nothing names a place for it, and there is no home folder.
+    pub fn cache_dir(&self) -> Result<&Path> {
+        let missing = || no_home(&self.env, "the cache").hint("or name a place for the cache: TARE_CACHE_DIR=PATH");
+        self.cache_dir.value.as_deref().ok_or_else(missing)
+    }
+
+    /// config.toml, which need not exist.
+    ///
+    /// # Errors
+    /// Nothing names it, and there is no home folder.
+    pub fn config_file(&self) -> Result<&Path> {
+        let missing = || no_home(&self.env, "the configuration").hint("or name the file: TARE_CONFIG=PATH");
+        self.config_file.as_deref().ok_or_else(missing)
     }
 
     /// Key, value and source of every setting, in a fixed order. Secrets in URLs are masked.

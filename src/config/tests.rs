@@ -48,7 +48,7 @@ fn without_files_there_are_defaults() {
     let home = Home::new();
     let settings = home.load([]);
     assert_eq!(settings.channels, Sourced { value: vec!["conda-forge".to_owned()], source: "default".to_owned() });
-    assert_eq!(settings.cache_dir.value, home.path("home/.cache/tare"));
+    assert_eq!(settings.cache_dir().unwrap(), home.path("home/.cache/tare"));
     assert_eq!(settings.envs_dirs.value, [home.path("home/.local/share/tare/envs")]);
     assert_eq!(settings.channel_priority.value, "auto");
     assert!(settings.files.is_empty() && settings.notes.is_empty());
@@ -130,7 +130,7 @@ fn the_variables_of_conda_and_tare_count() {
     ]);
     assert_eq!(settings.pkgs_dirs.value, [Path::new("/p1"), Path::new("/p2"), Path::new("/from/file")]);
     assert_eq!(settings.envs_dirs.value[..3], [Path::new("/root-folder/envs"), Path::new("/e1"), Path::new("/e2")]);
-    assert_eq!(settings.cache_dir, Sourced { value: "/cache".into(), source: "env TARE_CACHE_DIR".to_owned() });
+    assert_eq!(settings.cache_dir, Sourced { value: Some("/cache".into()), source: "env TARE_CACHE_DIR".to_owned() });
     assert!(settings.offline.value);
     assert_eq!(settings.channel_priority.value, "strict");
     assert_eq!(settings.max_retries.value, 7);
@@ -339,4 +339,50 @@ proptest::proptest! {
         let out = expand_variables(&text, &env);
         proptest::prop_assert!(out.len() <= text.len() + 8);
     }
+}
+
+/// An empty or relative HOME leads to wherever the program happens to run: it counts as none, and what needs one says so.
+#[test]
+fn a_home_that_is_no_absolute_path_is_none() {
+    let home = Home::new();
+    for (text, shown) in [("", "HOME is empty"), ("some/where", "HOME is `some/where`, which is no absolute path")] {
+        let options = LoadOptions { home: Some(text.into()), ..home.options([("HOME", text)]) };
+        let settings = load(&options).unwrap();
+        assert_eq!((settings.home.as_ref(), settings.cache_dir.value.as_ref(), settings.config_file.as_ref()), (None, None, None));
+        assert!(settings.envs_dirs.value.is_empty());
+        for error in [settings.home("x").unwrap_err(), settings.cache_dir().unwrap_err(), settings.config_file().unwrap_err()] {
+            assert_eq!((error.exit_code(), error.causes()), (2, &[shown.to_owned()][..]));
+        }
+        for variable in ["TARE_CACHE_DIR", "TARE_ROOT", "TARE_CONFIG", "CONDA_ENVS_DIRS", "CONDA_PKGS_DIRS"] {
+            let options = LoadOptions { env: Environment::from_pairs([("HOME", text), (variable, "~/x")]), ..options.clone() };
+            let error = load(&options).unwrap_err();
+            assert!(error.exit_code() == 2 && error.to_string().contains(variable) && error.to_string().contains("`~/x`"), "{error}");
+        }
+        // What is named does not need it.
+        let named = [("HOME", text), ("XDG_CONFIG_HOME", "/c"), ("XDG_DATA_HOME", "/d"), ("TARE_CACHE_DIR", "/cache")];
+        let settings = load(&LoadOptions { env: Environment::from_pairs(named), ..options }).unwrap();
+        assert_eq!(settings.config_file().unwrap(), Path::new("/c/tare/config.toml"));
+        assert_eq!(
+            (settings.cache_dir().unwrap(), settings.envs_dirs.value.as_slice()),
+            (Path::new("/cache"), &["/d/tare/envs".into()][..])
+        );
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_that_lies_where_settings_are_looked_for_is_not_waited_for() {
+    let home = Home::new();
+    let pipe = |below: &str| {
+        let path = home.path(below);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    };
+    pipe("home/.condarc");
+    pipe("home/.config/tare/config.toml");
+    let settings = home.load([]);
+    assert_eq!(settings.notes.iter().filter(|note| note.ends_with("it is a named pipe")).count(), 2, "{:?}", settings.notes);
+    assert!(settings.files.is_empty());
+    let error = edit::set(settings.config_file().unwrap(), "offline", "true").unwrap_err();
+    assert!(error.to_string().contains("config.toml") && error.causes()[0].contains("a named pipe"), "{error:?}");
 }

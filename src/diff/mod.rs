@@ -116,6 +116,8 @@ struct Inventory {
 pub struct Side {
     label: String,
     content: Content,
+    /// What is not compared.
+    notes: Vec<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -177,8 +179,21 @@ impl Side {
         let subject = Subject::of_prefix(prefix, Vec::new())?;
         let platform = subject.platform.map_or_else(|| "unknown".to_owned(), |platform| platform.to_string());
         let only_pypi = prefix.is_venv();
+        let mut notes: Vec<String> = subject
+            .tooling
+            .iter()
+            .map(|package| format!("`{}` of `{label}` is tare's own tooling and is not compared", package.pin()))
+            .collect();
+        if let Ok(Some(stamp)) = prefix.stamp()
+            && let aliens = crate::install::look(prefix.path(), &stamp).aliens
+            && let Some(first) = aliens.first()
+        {
+            let more = if aliens.len() > 1 { format!(" and {} more", aliens.len() - 1) } else { String::new() };
+            notes.push(format!("files of `{label}` that belong to no package are not compared: `{}`{more}", first.display()));
+        }
         Ok(Side {
             label: label.to_owned(),
+            notes,
             content: Content::Resolved {
                 platforms: [(platform, inventory(&subject))].into(),
                 variables: Some(subject.variables),
@@ -199,7 +214,8 @@ impl Side {
         }
         let variables = (lock.source == lock::Format::Tare).then(|| lock.provenance.variables.clone());
         let only_pypi = lock.source == lock::Format::Pylock;
-        Ok(Side { label: label.to_owned(), content: Content::Resolved { platforms, variables, one: false, only_pypi } })
+        let content = Content::Resolved { platforms, variables, one: false, only_pypi };
+        Ok(Side { label: label.to_owned(), content, notes: Vec::new() })
     }
 
     /// A lock or an environment.yml, by its content.
@@ -221,7 +237,7 @@ impl Side {
             target_given: true,
         };
         let spec = spec::read(&[spec::Fetched { name, bytes, base_dir }], &[], &options)?;
-        Ok(Side { label: label.to_owned(), content: Content::Request(Box::new(spec)) })
+        Ok(Side { label: label.to_owned(), content: Content::Request(Box::new(spec)), notes: Vec::new() })
     }
 }
 
@@ -230,7 +246,8 @@ impl Side {
 /// # Errors
 /// There is no common platform (kind drift), or not the one asked for (usage).
 pub fn compare(a: &Side, b: &Side, platform: Option<&str>) -> Result<Report> {
-    let mut report = Report { a: a.label.clone(), b: b.label.clone(), ..Report::default() };
+    let notes = a.notes.iter().chain(&b.notes).cloned().collect();
+    let mut report = Report { a: a.label.clone(), b: b.label.clone(), notes, ..Report::default() };
     match (&a.content, &b.content) {
         (Content::Request(before), Content::Request(after)) => requests(before, after, &mut report.differences),
         (Content::Request(spec), Content::Resolved { platforms, variables, .. }) => {

@@ -138,10 +138,12 @@ pub(crate) fn names<'a>(names: impl Iterator<Item = &'a str>) -> String {
 
 fn channels(subject: &Subject, options: &Options) -> Vec<String> {
     // The history says nothing of channels, so conda writes the configured ones only.
-    if options.from_history && !options.requested && !(subject.requested.is_empty()) {
-        return subject.channels.clone();
+    let history = options.from_history && !options.requested && !(subject.requested.is_empty());
+    let mut channels = if history { subject.channels.clone() } else { subject.all_channels() };
+    if subject.nodefaults {
+        channels.push("nodefaults".to_owned());
     }
-    subject.all_channels()
+    channels
 }
 
 fn entries(subject: &Subject, options: &Options) -> (Vec<(String, Node)>, Vec<String>) {

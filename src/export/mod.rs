@@ -16,6 +16,7 @@ use std::str::FromStr;
 use rattler_conda_types::Subdir;
 
 pub use conda::match_spec_text;
+pub use locks::choose as choose_platform;
 pub(crate) use subject::python_package;
 pub use subject::{Origin, PythonPackage, Subject, requirement_name, without_credentials};
 
@@ -124,6 +125,8 @@ pub struct Options {
     pub pin_versions: bool,
     /// Write where Python packages came from (repository, URL, folder), not only their version.
     pub direct_urls: bool,
+    /// The configured channels, which are appended where a file does not say `nodefaults`. Empty: not known.
+    pub configured: Vec<String>,
     /// Leave out the path of the environment.
     pub no_prefix: bool,
     /// Hashes of explicit lists.
@@ -150,6 +153,15 @@ pub struct Exported {
 /// # Errors
 /// The format cannot hold something; the message names it.
 pub fn export(subject: &Subject, format: Format, options: &Options) -> Result<Exported> {
+    let mut exported = written(subject, format, options)?;
+    if !subject.tooling.is_empty() {
+        let names = conda::names(subject.tooling.iter().map(|package| package.name.as_str()));
+        exported.notes.push(format!("{names} is tare's own tooling and left out: tare notebook install puts it where it is wanted"));
+    }
+    Ok(exported)
+}
+
+fn written(subject: &Subject, format: Format, options: &Options) -> Result<Exported> {
     match format {
         Format::EnvironmentYaml => Ok(conda::environment_yaml(subject, options)),
         Format::EnvironmentJson => Ok(conda::environment_json(subject, options)),
@@ -196,7 +208,9 @@ pub fn export_file(path: &Path, format: Format, options: &Options, platform: Opt
     if options.hashes == Hashes::None && chosen.conda.iter().all(|record| record.package_record.sha256.is_some()) {
         options.hashes = Hashes::Sha256;
     }
-    export(&Subject::of_lock(&lock, chosen)?, format, &options)
+    let mut subject = Subject::of_lock(&lock, chosen)?;
+    subject.nodefaults = subject::adds_defaults(&subject.channels, &options.configured);
+    export(&subject, format, &options)
 }
 
 #[cfg(test)]

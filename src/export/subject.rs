@@ -138,14 +138,18 @@ pub struct Subject {
     pub listed: Vec<usize>,
     /// The Python packages of no conda package, sorted by name.
     pub python: Vec<PythonPackage>,
+    /// Python packages that are tare's own tooling: part of no format, for the program puts them where it needs them.
+    pub tooling: Vec<PythonPackage>,
     /// Variables of the environment.
     pub variables: IndexMap<String, String>,
     /// Match specs asked for, by package name.
     pub requested: IndexMap<String, String>,
     /// Virtual packages it was solved for (`__cuda=12.6`), where known.
     pub virtual_packages: Vec<String>,
-    /// `channels` are in priority order (of a lock) and stand before those of the packages.
+    /// `channels` are in priority order (of a lock, or of what the environment was made from) and stand before those of the packages.
     pub channels_in_order: bool,
+    /// Nothing configured is to be appended to `channels` when the environment is made again.
+    pub nodefaults: bool,
 }
 
 impl Subject {
@@ -174,6 +178,15 @@ impl Subject {
         };
         let mut listed: Vec<usize> = (0..conda.len()).collect();
         listed.sort_by_key(|index| position(&conda[*index]));
+        // What the environment was made from says more than its packages.
+        let facts = prefix.metadata().unwrap_or_default();
+        let known: Vec<String> =
+            facts["channels"].as_array().into_iter().flatten().filter_map(|name| Some(short_channel(name.as_str()?))).collect();
+        let channels_in_order = !known.is_empty();
+        let nodefaults = channels_in_order && (facts["nodefaults"] == true || adds_defaults(&known, &channels));
+        let channels = if channels_in_order { unique(known) } else { channels };
+        let (tooling, python) =
+            python_packages(prefix).into_iter().partition(|package| package.record.as_ref().is_some_and(PypiRecord::is_tooling));
         let name = prefix.path().file_name().and_then(|name| name.to_str()).filter(|name| prefix::validate_name(name).is_ok());
         Ok(Subject {
             name: name.map(str::to_owned),
@@ -181,11 +194,13 @@ impl Subject {
             platform: prefix.subdir(),
             channels,
             listed,
-            python: python_packages(prefix),
+            python,
+            tooling,
             variables: prefix.variables()?,
             requested,
             virtual_packages: virtual_packages(prefix),
-            channels_in_order: false,
+            channels_in_order,
+            nodefaults,
             conda,
         })
     }
@@ -210,23 +225,11 @@ impl Subject {
                 (name.unwrap_or_else(|| text.clone()), text.clone())
             })
             .collect();
-        let short = |channel: &String| {
-            let trimmed = channel.trim_end_matches('/');
-            let name = trimmed
-                .strip_prefix("https://conda.anaconda.org/")
-                .or_else(|| trimmed.strip_prefix("https://repo.anaconda.com/"))
-                .unwrap_or(trimmed);
-            match name {
-                "host:" => "host".to_owned(),
-                "pkgs/main" | "pkgs/r" | "pkgs/msys2" => "defaults".to_owned(),
-                _ => name.to_owned(),
-            }
-        };
         Ok(Subject {
             name: Some(lock.environment.clone()).filter(|name| name != "default" && prefix::validate_name(name).is_ok()),
             prefix: None,
             platform: Some(platform.subdir).filter(|subdir| *subdir != Subdir::NoArch),
-            channels: lock.channels.iter().map(short).collect(),
+            channels: unique(lock.channels.iter().map(|channel| short_channel(channel)).collect()),
             conda: platform.conda.clone(),
             listed: prefix::install_order(&platform.conda),
             python,
@@ -234,6 +237,8 @@ impl Subject {
             requested,
             virtual_packages: platform.virtual_packages.iter().map(|package| format!("{}={}", package.name, package.version)).collect(),
             channels_in_order: true,
+            tooling: Vec::new(),
+            nodefaults: false,
         })
     }
 
@@ -273,6 +278,30 @@ impl Subject {
             .collect();
         self.conda.iter().filter(|record| !needed.contains(record.package_record.name.as_normalized())).collect()
     }
+}
+
+/// A channel as a file names it.
+fn short_channel(channel: &str) -> String {
+    let trimmed = channel.trim_end_matches('/');
+    let name = trimmed
+        .strip_prefix("https://conda.anaconda.org/")
+        .or_else(|| trimmed.strip_prefix("https://repo.anaconda.com/"))
+        .unwrap_or(trimmed);
+    match name {
+        "host:" => "host".to_owned(),
+        "pkgs/main" | "pkgs/r" | "pkgs/msys2" => "defaults".to_owned(),
+        _ => name.to_owned(),
+    }
+}
+
+fn unique(names: Vec<String>) -> Vec<String> {
+    let mut seen = HashSet::new();
+    names.into_iter().filter(|name| seen.insert(name.clone())).collect()
+}
+
+/// Whether making an environment from `channels` would append a configured one that is not among them.
+pub(super) fn adds_defaults(channels: &[String], configured: &[String]) -> bool {
+    configured.iter().filter(|name| *name != "nodefaults").any(|name| !channels.contains(&short_channel(name)))
 }
 
 /// A locked package; the version of a folder is not fixed, so the one noted at the time stands, or none.

@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 use super::driver::cuda::{self, Cuda, CudaDevice, CudaProblem, CudaVersion};
 use super::memtest::health::{GpuProcess, Replaced};
 use super::nvml::{self, Asked, Management, NvmlDevice};
-use super::{child, human, plural};
+use super::{human, plural};
+use crate::child::{self, Limits};
 
 /// How long each library has to answer. The first answer after a boot without persistence mode takes seconds.
 pub const LIMIT: Duration = Duration::from_secs(20);
@@ -86,6 +87,12 @@ pub struct LayerAnswer {
     pub cuda: Option<String>,
     /// Why it says nothing.
     pub problem: Option<String>,
+    /// Its library is there. Not part of the document.
+    #[serde(skip)]
+    pub library: bool,
+    /// What to try next where there is a problem. Not part of the document.
+    #[serde(skip)]
+    pub hint: Option<String>,
 }
 
 /// Version of the loaded kernel module: of `/sys/module/nvidia/version`, else of `/proc/driver/nvidia/version`, below `root`.
@@ -161,13 +168,13 @@ pub fn ask_nvml() -> NvmlView {
 /// The child crashed, hung, or said nothing that can be read.
 pub fn ask_in_child<T: serde::de::DeserializeOwned>(command: &dyn Fn(&str) -> Command, route: &str, limit: Duration) -> Result<T, String> {
     let mut answer = None;
-    let ended = child::run(command(route), Instant::now() + limit, &mut |line| {
+    let ran = child::run_lines(command(route), &Limits::until(Instant::now() + limit), &mut |line| {
         // A library may print too.
         if let Ok(view) = serde_json::from_str(line) {
             answer = Some(view);
         }
     });
-    answer.ok_or_else(|| ended.problem(limit).unwrap_or_else(|| "gave no answer that can be read".to_owned()))
+    answer.ok_or_else(|| ran.ended.problem(limit).unwrap_or_else(|| "gave no answer that can be read".to_owned()))
 }
 
 /// Looks at this machine. `command` makes the command of a child that runs [`probe_main`] with the route that it is given.
@@ -267,8 +274,20 @@ fn judge(
     hints.dedup();
     GpuInfo {
         kernel_module,
-        nvml: LayerAnswer { driver: nvml.driver, cuda: nvml.cuda.map(|cuda| cuda.to_string()), problem: nvml.problem },
-        libcuda: LayerAnswer { driver: None, cuda: cuda.cuda.map(|cuda| cuda.to_string()), problem: cuda.problem },
+        nvml: LayerAnswer {
+            driver: nvml.driver,
+            cuda: nvml.cuda.map(|cuda| cuda.to_string()),
+            problem: nvml.problem,
+            library: nvml.library,
+            hint: None,
+        },
+        libcuda: LayerAnswer {
+            driver: None,
+            cuda: cuda.cuda.map(|cuda| cuda.to_string()),
+            problem: cuda.problem,
+            library: cuda.library,
+            hint: cuda.hint,
+        },
         cards,
         host_pids,
         cuda_visible_devices: visible,

@@ -2,8 +2,6 @@
 
 /// PyTorch's caching allocator over any [`driver::Driver`].
 pub mod alloc;
-/// Driver work in a process of its own, with a time limit.
-pub mod child;
 /// Device memory, virtual memory management, streams and events, real or simulated.
 pub mod driver;
 /// The fake driver libraries in tests.

@@ -2,7 +2,7 @@
 //!
 //! Every answer is a value, "not supported" (which is no fault: a card without ECC has no counters), or the text of an error.
 //! nvml-wrapper does the calls; what it has no function for, or where it would panic for want of a symbol, is called here.
-//! As with libcuda, a library that hangs or crashes can only be survived from outside: see [`crate::gpu::child`].
+//! As with libcuda, a library that hangs or crashes can only be survived from outside: see [`crate::child`].
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;

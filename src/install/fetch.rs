@@ -152,6 +152,13 @@ impl Fetcher<'_> {
         Err(Error::failure("the package cache is being emptied by another process").hint("run again when it is done"))
     }
 
+    /// Whether a good copy is in the cache. Nothing is fetched or mended.
+    pub(crate) async fn present(&self, record: &RepoDataRecord) -> Result<bool> {
+        record.package_record.validate_identity(&record.identifier)?;
+        let wanted = Wanted::of_record(record, self.cache.cache_origin());
+        Ok(self.look_up(&wanted).await?.is_some())
+    }
+
     async fn fetch_wanted(&self, wanted: &[Wanted]) -> Result<Vec<Contents>> {
         let check = self.progress.start(Phase::Unpack, "checking the package cache", Some(wanted.len() as u64));
         let done = &std::sync::atomic::AtomicU64::new(0);
@@ -684,6 +691,11 @@ fn read_and_check(folder: &Path, check: CacheCheck) -> std::result::Result<Conte
         {
             return Some(format!("`{shown}` has {} bytes instead of {size}", metadata.len()));
         }
+        if check == CacheCheck::Full
+            && let Some(mode) = odd_mode(&metadata)
+        {
+            return Some(format!("`{shown}` has the mode {mode:04o}"));
+        }
         let changed = match (metadata.modified(), unpacked) {
             (Ok(modified), Some(unpacked)) => modified > unpacked,
             _ => false,
@@ -702,6 +714,21 @@ fn read_and_check(folder: &Path, check: CacheCheck) -> std::result::Result<Conte
     match damage {
         Some(damage) => Err(damage),
         None => Ok(Contents { folder: folder.to_owned(), index, paths, link }),
+    }
+}
+
+/// A mode that no unpacking gives, whatever the umask: a file of an environment is one with that of the cache, and so is its mode.
+fn odd_mode(metadata: &std::fs::Metadata) -> Option<u32> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = metadata.permissions().mode() & 0o7777;
+        (mode & 0o7002 != 0 || mode & 0o400 == 0).then_some(mode)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = metadata;
+        None
     }
 }
 

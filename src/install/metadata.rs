@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use crate::error::{Error, Result};
-use crate::pypi::TareRecord;
+use crate::prefix::site_packages;
+use crate::pypi::{TareRecord, revisions};
 
 /// Version of the layout of `conda-meta/tare/environment.json`.
 pub const STAMP_VERSION: u32 = 1;
@@ -150,7 +151,14 @@ pub(crate) fn prefix_record(record: &RepoDataRecord, mut paths: Vec<PathsEntry>,
         .filter(|spec| spec.name.matches(&record.package_record.name) && (spec.name.as_exact().is_some() || spec.matches(record)))
         .map(ToString::to_string)
         .collect();
-    let mut made = PrefixRecord::from_repodata_record(without_secrets(record), paths);
+    let mut record = without_secrets(record);
+    if is_host(&record) {
+        // The channel of the moment depends on what was asked for and found; the package is the same.
+        record.url = crate::channel::host::lasting_url(&record.url);
+        record.channel =
+            record.channel.map(|channel| Url::parse(&channel).map_or(channel, |url| crate::channel::host::lasting_url(&url).to_string()));
+    }
+    let mut made = PrefixRecord::from_repodata_record(record, paths);
     made.requested_spec = specs.first().cloned();
     made.requested_specs = specs;
     made
@@ -211,7 +219,6 @@ pub fn channel_name(record: &RepoDataRecord) -> String {
 }
 
 /// Whether a package was made from an interpreter of this machine: it comes from the `host` channel in a cache.
-/// Whether a record comes from the `host` channel of this machine.
 pub(crate) fn is_host(record: &RepoDataRecord) -> bool {
     record.url.scheme() == "file"
         && record.package_record.build.as_ref().starts_with("host_")
@@ -299,11 +306,57 @@ pub(crate) fn state_text(variables: &IndexMap<String, String>) -> Option<String>
     Some(format!("{value:#}\n"))
 }
 
-/// Writes `history`, `state` and tare's own files into `stage`.
-pub(crate) fn write_notes(stage: &Path, notes: &Notes<'_>, written: Vec<(String, u64)>, records: &[PrefixRecord]) -> Result<()> {
-    let added = notes.records.iter().map(history_name).collect();
-    let history = history_entry(&now(), notes.command, &BTreeSet::new(), &added, notes.requested, &[]);
+/// The history of `replaced` with one more entry.
+fn continued_history(replaced: &Path, notes: &Notes<'_>) -> Result<String> {
+    let old = crate::prefix::Prefix::open(replaced)?;
+    let (records, _) = old.records_and_damage()?;
+    let before: BTreeSet<String> = records.iter().map(|record| history_name(&record.repodata_record)).collect();
+    let after: BTreeSet<String> = notes.records.iter().map(history_name).collect();
+    let asked: HashSet<&str> = notes.requested.iter().filter_map(|spec| spec.name.as_exact()).map(|name| name.as_normalized()).collect();
+    let taken_back: Vec<String> = old.requested_specs()?.into_keys().filter(|name| !asked.contains(name.as_str())).collect();
+    let removed = before.difference(&after).cloned().collect();
+    let added = after.difference(&before).cloned().collect();
+    let mut text = history_so_far(replaced, &before);
+    text += &history_entry(&now(), notes.command, &removed, &added, notes.requested, &taken_back);
+    Ok(text)
+}
+
+/// The history of `prefix`, to be continued. Other tools keep none: without the state `before`, a change would read as the whole environment.
+pub(crate) fn history_so_far(prefix: &Path, before: &BTreeSet<String>) -> String {
+    let mut history =
+        std::fs::read(prefix.join("conda-meta/history")).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    if history.trim().is_empty() {
+        history = format!("==> {} <==\n", now());
+        history.extend(before.iter().map(|name| format!("+{name}\n")));
+    } else if !history.ends_with('\n') {
+        history.push('\n');
+    }
+    history
+}
+
+/// Writes `history`, `state` and tare's own files into `stage`. `replaced`: the environment whose history goes on.
+pub(crate) fn write_notes(
+    stage: &Path,
+    notes: &Notes<'_>,
+    written: Vec<(String, u64)>,
+    records: &[PrefixRecord],
+    replaced: Option<&Path>,
+) -> Result<()> {
+    let history = match replaced {
+        Some(replaced) => continued_history(replaced, notes)?,
+        None => {
+            let added = notes.records.iter().map(history_name).collect();
+            history_entry(&now(), notes.command, &BTreeSet::new(), &added, notes.requested, &[])
+        }
+    };
     write_file(&stage.join("conda-meta/history"), history.as_bytes())?;
+    if let Some(pinned) = replaced.map(|replaced| replaced.join("conda-meta/pinned"))
+        && let Ok(bytes) = std::fs::read(&pinned)
+    {
+        write_file(&stage.join("conda-meta/pinned"), &bytes)?;
+    }
+    let python = notes.pypi.iter().filter(|record| !record.record.is_tooling()).map(revisions::Noted::of).collect();
+    revisions::note(stage, replaced, &history, python)?;
     let state = state_text(notes.variables);
     if let Some(state) = &state {
         write_file(&stage.join("conda-meta/state"), state.as_bytes())?;
@@ -461,9 +514,122 @@ pub(crate) fn read_modes(prefix: &Path) -> Option<std::collections::HashMap<Path
     Some(kinds)
 }
 
-/// The first thing found missing or of another size in an environment that tare made; `None` if all is there. Contents are not read:
-/// that is what `verify` is for.
+/// What a quick look at an environment that tare made finds: the same notion of what is installed that `diff` and `verify` have, without reading a file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Look {
+    /// The first thing that is missing or of another size.
+    pub damage: Option<String>,
+    /// Python packages that another tool installed: their metadata, relative to the environment, sorted. Not looked for where something is damaged.
+    pub foreign: Vec<PathBuf>,
+    /// Files in site-packages that belong to no package, sorted. Not looked for where something is damaged.
+    pub aliens: Vec<PathBuf>,
+}
+
+impl Look {
+    /// The first thing that is not as installed: damage, or a package of another tool.
+    pub fn difference(&self) -> Option<String> {
+        self.damage.clone().or_else(|| {
+            let info = self.foreign.first()?.file_name()?.to_string_lossy();
+            Some(format!("the Python package `{info}` was installed by another tool"))
+        })
+    }
+}
+
+/// Looks at an environment that tare made. Contents are not read: that is what `verify` is for.
+pub fn look(prefix: &Path, stamp: &Stamp) -> Look {
+    let damage = damage(prefix, stamp);
+    if damage.is_some() {
+        return Look { damage, ..Look::default() };
+    }
+    let manifest = std::fs::read_to_string(prefix.join(TARE_FOLDER).join("files")).unwrap_or_default();
+    let (mut foreign, mut aliens) = (Vec::new(), Vec::new());
+    for site in site_packages(prefix) {
+        let Some(text) = site.to_str() else { continue };
+        let below = format!("{text}/");
+        let known: HashSet<&str> =
+            manifest.lines().filter_map(|line| line.split_once(' ')).filter_map(|(_, path)| path.strip_prefix(&below)).collect();
+        let infos: HashSet<&str> = known.iter().filter_map(|path| path.split_once('/')).map(|(folder, _)| folder).collect();
+        let found = std::sync::Mutex::new(Vec::new());
+        unknown_files(&prefix.join(&site), "", &known, &found);
+        let mut found = found.into_inner().unwrap_or_default();
+        found.sort();
+        let is_metadata = |name: &str| name.ends_with(".dist-info") || name.ends_with(".egg-info") || name.ends_with(".egg-link");
+        let mut infos_found: Vec<&str> = found
+            .iter()
+            .map(|path| path.split('/').next().unwrap_or(path))
+            .filter(|top| is_metadata(top) && !infos.contains(top))
+            .collect();
+        infos_found.dedup();
+        let linked = infos_found.iter().any(|top| top.ends_with(".egg-link"));
+        let mut owned: HashSet<PathBuf> = HashSet::new();
+        for info in &infos_found {
+            owned.extend(listed_files(prefix, &site.join(info)).unwrap_or_default());
+        }
+        for path in &found {
+            let top = path.split('/').next().unwrap_or(path);
+            let full = site.join(path);
+            // pip's list of linked projects of old setuptools.
+            if !infos_found.contains(&top) && !owned.contains(&full) && !(linked && path == "easy-install.pth") {
+                aliens.push(full);
+            }
+        }
+        foreign.extend(infos_found.into_iter().map(|info| site.join(info)));
+    }
+    Look { damage: None, foreign, aliens }
+}
+
+/// The files that the `RECORD` of a distribution lists, relative to the environment; `None` without one that can be read.
+pub(crate) fn listed_files(prefix: &Path, info: &Path) -> Option<Vec<PathBuf>> {
+    let text = std::fs::read(prefix.join(info).join("RECORD")).ok()?;
+    crate::pypi::installed::owned(prefix, info, &String::from_utf8_lossy(&text))
+}
+
+/// The files below a folder of site-packages that are not `known`. Byte code of runs is nobody's and no matter.
+fn unknown_files(folder: &Path, relative: &str, known: &HashSet<&str>, found: &std::sync::Mutex<Vec<String>>) {
+    let (mut folders, mut unknown) = (Vec::new(), Vec::new());
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str().filter(|name| !name.contains('\n')) else { continue };
+        let Ok(kind) = entry.file_type() else { continue };
+        let path = if relative.is_empty() { name.to_owned() } else { format!("{relative}/{name}") };
+        if kind.is_dir() {
+            if name != "__pycache__" {
+                folders.push((entry.path(), path));
+            }
+        } else if !known.contains(path.as_str()) {
+            unknown.push(path);
+        }
+    }
+    if !unknown.is_empty()
+        && let Ok(mut found) = found.lock()
+    {
+        found.extend(unknown);
+    }
+    folders.par_iter().for_each(|(folder, path)| unknown_files(folder, path, known, found));
+}
+
+/// Says that an environment has all its packages, and files in site-packages that are of none.
+pub fn tell_aliens(prefix: &Path, aliens: &[PathBuf], progress: &dyn crate::report::Progress) {
+    let named: Vec<String> = aliens.iter().take(3).map(|path| format!("`{}`", path.display())).collect();
+    let more = if aliens.len() > 3 { format!(" and {} more", aliens.len() - 3) } else { String::new() };
+    progress.warn(
+        &format!(
+            "the packages of `{}` are as asked, and files in site-packages belong to none of them: {}{more}",
+            prefix.display(),
+            named.join(", ")
+        ),
+        &["remove them, or make the environment anew without them: --force".to_owned()],
+    );
+}
+
+/// The first thing found missing, of another size or installed by another tool in an environment that tare made; `None` if all is there. Contents are not
+/// read: that is what `verify` is for.
 pub fn first_damage(prefix: &Path, stamp: &Stamp) -> Option<String> {
+    look(prefix, stamp).difference()
+}
+
+/// The first thing that is missing or of another size.
+fn damage(prefix: &Path, stamp: &Stamp) -> Option<String> {
     let meta = prefix.join("conda-meta");
     let mut present = BTreeSet::new();
     for entry in std::fs::read_dir(&meta).ok()?.flatten() {
@@ -518,6 +684,10 @@ pub fn environments_file(home: &Path) -> PathBuf {
 /// The list cannot be written; callers treat this as a remark, not a failure.
 pub fn register(home: &Path, prefix: &Path, present: bool) -> Result<()> {
     let path = environments_file(home);
+    match std::fs::metadata(&path).and_then(|about| crate::files::regular(&about)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("open", &path, &error)),
+        _ => {}
+    }
     let folder = path.parent().unwrap_or(home);
     if !present && !path.exists() {
         return Ok(());

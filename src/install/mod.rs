@@ -36,8 +36,10 @@ pub(crate) use cancel::CancelOnDrop;
 pub use fetch::{Archive, CacheCheck};
 pub use lock::{DEFAULT_LOCK_TIMEOUT, Holder, PrefixLock};
 pub(crate) use metadata::{FileKind, TARE_FOLDER, hex as hex_text, is_host, read_modes, set_mode, sha256_hex, without_secrets};
-pub use metadata::{Stamp, channel_name, digest_of, environments_file, first_damage, history_name, register};
+pub use metadata::{Look, Stamp, channel_name, digest_of, environments_file, first_damage, history_name, look, register, tell_aliens};
+pub(crate) use swap::sync_folder;
 pub use swap::{Placing, Recovered, needs_recovery, recover};
+pub(crate) use target::refuse_mount_point;
 pub use target::{ExistingEnvironment, TargetState, resolve_prefix, state_of_target};
 
 use crate::error::{Error, Kind, Result};
@@ -153,6 +155,8 @@ pub struct Plan {
     pub home: Option<PathBuf>,
     /// Replace an environment that is there (`--force`). Files that belong to no package of it go with it.
     pub replace: bool,
+    /// With `replace`: the history of the environment that is there goes on, and `conda-meta/pinned` stays.
+    pub keep_history: bool,
     /// Replace an environment that is frozen (CEP 22) too.
     pub override_frozen: bool,
     /// The Python packages that come with it.
@@ -185,6 +189,7 @@ impl Plan {
             register: true,
             home: None,
             replace: false,
+            keep_history: false,
             override_frozen: false,
             pypi: None,
             cancel: Cancel::new(),
@@ -236,6 +241,8 @@ pub struct Seconds {
 pub struct Installed {
     /// The environment.
     pub prefix: PathBuf,
+    /// It took the place of another one.
+    pub replaced: bool,
     /// Number of packages.
     pub linked: usize,
     /// Number of Python packages of the pip section.
@@ -326,7 +333,7 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
     .await?;
     guard.disarm();
     if plan.register && plan.placed.load(Ordering::SeqCst) {
-        let home = plan.home.clone().or_else(dirs::home_dir);
+        let home = plan.home.clone().or_else(crate::config::home_dir);
         if let Some(home) = home
             && let Err(error) = register(&home, &prefix, true)
         {
@@ -503,6 +510,7 @@ pub(crate) fn accept_target(prefix: &Path, replace: bool, override_frozen: bool)
         TargetState::Absent | TargetState::EmptyFolder => Ok(swap::Placing::New),
         TargetState::Environment(existing) if replace => {
             refuse_frozen(&existing, override_frozen)?;
+            refuse_mount_point(prefix)?;
             Ok(swap::Placing::Replace)
         }
         TargetState::Environment(_) => Err(Error::failure(format!("there already is an environment at `{shown}`"))
@@ -632,13 +640,15 @@ fn build(
         exact_modes: &std::collections::HashSet::new(),
         pypi: &pypi,
     };
-    metadata::write_notes(stage.path(), &notes, written, &prefix_records)?;
+    let replaced = (plan.keep_history && placing == swap::Placing::Replace).then_some(prefix);
+    metadata::write_notes(stage.path(), &notes, written, &prefix_records, replaced)?;
     swap::sync_stage(stage.path());
     plan.cancel.check()?;
     swap::place(stage, prefix, placing)?;
     lap(&mut seconds.finish);
     Ok(Installed {
         prefix: prefix.to_owned(),
+        replaced: placing == swap::Placing::Replace,
         linked: packages.len(),
         python_packages: wheels.len(),
         link_modes: modes.into_iter().collect(),

@@ -5,11 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Instant;
 
 use super::Plan;
 use super::fetch::Cached;
 use super::link::script_path;
+use crate::child::{self, Descendants, Ended, Limits};
 use crate::error::{Error, Result};
 use crate::report::Progress;
 
@@ -37,7 +39,8 @@ pub(crate) fn run_allowed(
             path.push(":");
             path.push(old);
         }
-        let output = Command::new("/bin/sh")
+        let mut command = Command::new("/bin/sh");
+        command
             .arg("-e")
             .arg(&script)
             .current_dir(prefix)
@@ -47,11 +50,15 @@ pub(crate) fn run_allowed(
             .env("PKG_NAME", name)
             .env("PKG_VERSION", record.version.to_string())
             .env("PKG_BUILDNUM", record.build_number.to_string())
-            .env("PATH", path)
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|error| Error::io("run", &script, &error))?;
-        for line in String::from_utf8_lossy(&output.stdout).lines().chain(String::from_utf8_lossy(&output.stderr).lines()) {
+            .env("PATH", path);
+        // What a script starts in the background stays, and holds nothing up.
+        let limits = Limits { deadline: None, descendants: Descendants::Leave, ..Limits::until(Instant::now()) };
+        let ran = child::run(command, &limits);
+        if let Ended::NotStarted(error) = &ran.ended {
+            return Err(Error::failure(format!("cannot run `{}`", script.display())).because(error));
+        }
+        let (out, err) = (ran.out(), ran.err());
+        for line in out.lines().chain(err.lines()) {
             tracing::debug!("post-link of {name}: {line}");
         }
         // The script's messages for the user, as conda does it.
@@ -60,9 +67,9 @@ pub(crate) fn run_allowed(
             progress.note(&format!("`{name}` says: {}", text.trim()));
             let _ = std::fs::remove_file(&messages);
         }
-        if !output.status.success() {
-            let last = String::from_utf8_lossy(&output.stderr).trim().lines().last().unwrap_or_default().to_owned();
-            let mut error = Error::failure(format!("the post-link script of `{name}` failed")).because(output.status);
+        if let Some(problem) = ran.ended.problem(ran.elapsed) {
+            let last = err.trim().lines().last().unwrap_or_default().to_owned();
+            let mut error = Error::failure(format!("the post-link script of `{name}` failed")).because(format!("it {problem}"));
             if !last.is_empty() {
                 error = error.because(last);
             }

@@ -10,6 +10,9 @@
 //! | journal, both the prefix and the stage, no old | swap announced, not begun | rolled forward |
 //! | journal, no prefix, stage and old | between the two renames | rolled forward |
 //! | journal, prefix and old, no stage | swap done | old deleted, journal removed |
+//!
+//! In a container an environment of a lower layer cannot be renamed at all (overlayfs answers EXDEV). There the old one is deleted in place once the
+//! journal is written, and the new one renamed to its name: a kill in between leaves the prefix absent until the next run, which finishes.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -60,8 +63,14 @@ impl Drop for Stage {
     }
 }
 
-/// Removes a tree that may hold folders without write permission; a missing one is fine. Symbolic links are not followed.
+/// Removes a tree that may hold folders without write permission; a missing one is fine. Symbolic links are not followed, and a tree with something
+/// mounted in it is left alone: what is mounted is not the tree's.
 pub(crate) fn remove_tree(path: &Path) -> std::io::Result<()> {
+    if std::fs::symlink_metadata(path).is_ok_and(|about| about.is_dir())
+        && let Some(point) = super::target::mount_point(path)
+    {
+        return Err(std::io::Error::new(ErrorKind::ResourceBusy, format!("something is mounted at `{}`", point.display())));
+    }
     match std::fs::remove_dir_all(path) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -166,7 +175,7 @@ pub(crate) fn recover_swap(prefix: &Path) -> Result<Recovered> {
             let (stage, old) = (prefix.with_file_name(&journal.stage), prefix.with_file_name(&journal.old));
             if exists(&stage) {
                 if exists(prefix) {
-                    rename(prefix, &old)?;
+                    move_aside(prefix, &old)?;
                 }
                 rename(&stage, prefix)?;
                 recovered.rolled_forward = true;
@@ -193,9 +202,55 @@ fn exists(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok()
 }
 
+/// Frees the name of the old environment, under a journal.
+fn move_aside(prefix: &Path, old: &Path) -> Result<()> {
+    match std::fs::rename(prefix, old) {
+        // Of a lower layer of an overlay, or under another quota: it can be deleted, but not renamed.
+        Err(error) if error.kind() == ErrorKind::CrossesDevices => {
+            remove_tree(prefix).map_err(|error| Error::io("remove the old environment", prefix, &error))
+        }
+        done => renamed(prefix, old, done),
+    }
+}
+
+/// Takes an environment away in one step and then deletes it: whoever looks sees all of it or nothing. Where its folder cannot be renamed it is deleted in
+/// place, `conda-meta` last, so that what a kill leaves is still known as an environment and can be removed again.
+///
+/// # Errors
+/// It cannot be renamed or deleted; something is mounted in it.
+pub(crate) fn retire(prefix: &Path) -> Result<()> {
+    let stage = Stage::create(prefix)?;
+    // rename(2) replaces an empty folder and nothing else; what carries the name of a stage is deleted by the next run if this one is killed.
+    match std::fs::rename(prefix, stage.path()) {
+        Ok(()) => {
+            sync_folder(prefix.parent());
+            remove_tree(stage.path()).map_err(|error| Error::io("remove", stage.path(), &error))
+        }
+        Err(error) if error.kind() == ErrorKind::CrossesDevices => {
+            delete_in_place(prefix).map_err(|error| explain(Error::io("remove", prefix, &error), prefix, &error))?;
+            sync_folder(prefix.parent());
+            Ok(())
+        }
+        Err(error) => Err(explain(Error::io("remove", prefix, &error), prefix, &error)),
+    }
+}
+
+fn delete_in_place(prefix: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(prefix)? {
+        let entry = entry?;
+        if entry.file_name() != "conda-meta" {
+            remove_tree(&entry.path())?;
+        }
+    }
+    remove_tree(prefix)
+}
+
 fn rename(from: &Path, to: &Path) -> Result<()> {
-    std::fs::rename(from, to)
-        .map_err(|error| explain(Error::io("rename", from, &error).because(format!("the new name is `{}`", to.display())), to, &error))
+    renamed(from, to, std::fs::rename(from, to))
+}
+
+fn renamed(from: &Path, to: &Path, done: std::io::Result<()>) -> Result<()> {
+    done.map_err(|error| explain(Error::io("rename", from, &error).because(format!("the new name is `{}`", to.display())), to, &error))
 }
 
 /// Adds what the error means for an environment.
@@ -225,7 +280,9 @@ pub(crate) fn place(stage: Stage, prefix: &Path, placing: Placing) -> Result<()>
     match placing {
         Placing::New => {
             // rename(2) replaces an empty folder and nothing else.
-            if let Err(error) = std::fs::rename(stage.path(), prefix) {
+            if let Err(error) = std::fs::rename(stage.path(), prefix)
+                && !replace_subvolume(stage.path(), prefix, &error)
+            {
                 return Err(explain(Error::io("put the environment at", prefix, &error), prefix, &error));
             }
             stage.became_the_environment();
@@ -235,7 +292,9 @@ pub(crate) fn place(stage: Stage, prefix: &Path, placing: Placing) -> Result<()>
         Placing::Replace => {
             match exchange(stage.path(), prefix) {
                 Ok(()) => {}
-                Err(error) if cannot_exchange(&error) => replace_by_journal(stage.path(), prefix)?,
+                Err(error) if cannot_exchange(&error) || error.kind() == ErrorKind::CrossesDevices => {
+                    replace_by_journal(stage.path(), prefix)?;
+                }
                 Err(error) => return Err(explain(Error::io("put the environment at", prefix, &error), prefix, &error)),
             }
             sync_folder(prefix.parent());
@@ -249,6 +308,16 @@ pub(crate) fn place(stage: Stage, prefix: &Path, placing: Placing) -> Result<()>
             Ok(())
         }
     }
+}
+
+/// An empty subvolume of btrfs is a folder that rename(2) calls not empty. It can be exchanged for the stage, and then removed. Says whether that was done.
+fn replace_subvolume(stage: &Path, prefix: &Path, error: &std::io::Error) -> bool {
+    let is_empty = || std::fs::read_dir(prefix).is_ok_and(|mut entries| entries.next().is_none());
+    if error.kind() != ErrorKind::DirectoryNotEmpty || !is_empty() || exchange(stage, prefix).is_err() {
+        return false;
+    }
+    // Not empty if somebody was quicker: then it comes back.
+    std::fs::remove_dir(stage).is_ok() || exchange(stage, prefix).is_err()
 }
 
 fn exchange(a: &Path, b: &Path) -> std::io::Result<()> {

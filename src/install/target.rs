@@ -120,9 +120,74 @@ pub(crate) fn sibling(prefix: &Path, suffix: &str) -> PathBuf {
     prefix.with_file_name(name)
 }
 
+/// The first mount point at or below `prefix`; an environment with one cannot be exchanged for another, and removing the old one would reach into
+/// what is mounted.
+pub(crate) fn mount_point(prefix: &Path) -> Option<PathBuf> {
+    let prefix = std::fs::canonicalize(prefix).ok()?;
+    let text = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    mount_point_in(&text, &prefix)
+}
+
+fn mount_point_in(mountinfo: &str, prefix: &Path) -> Option<PathBuf> {
+    mountinfo
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .map(|field| PathBuf::from(unescape(field)))
+        .find(|point| point.starts_with(prefix))
+}
+
+/// The kernel writes blanks and backslashes as `\` and three octal digits.
+fn unescape(field: &str) -> String {
+    let bytes = field.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let code =
+            bytes.get(at + 1..at + 4).and_then(|digits| std::str::from_utf8(digits).ok()).and_then(|d| u8::from_str_radix(d, 8).ok());
+        match (bytes[at], code) {
+            (b'\\', Some(code)) => {
+                out.push(code);
+                at += 4;
+            }
+            (byte, _) => {
+                out.push(byte);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Refuses environments that cannot be exchanged for another folder.
+///
+/// # Errors
+/// The environment is a mount point, or something is mounted inside it.
+pub(crate) fn refuse_mount_point(prefix: &Path) -> Result<()> {
+    let Some(point) = mount_point(prefix) else { return Ok(()) };
+    let shown = point.display();
+    Err(if std::fs::canonicalize(prefix).is_ok_and(|prefix| prefix == point) {
+        Error::failure(format!("`{shown}` is a mount point"))
+            .because("an environment is changed by exchanging its folder for a new one, and a mount point cannot be renamed")
+            .hint(format!("keep the environment in a folder inside it: tare create -p '{shown}/env' --clone '{shown}'"))
+    } else {
+        Error::failure(format!("something is mounted inside the environment, at `{shown}`"))
+            .because("an environment is changed by exchanging its folder for a new one, and what is mounted would go with the old one")
+            .hint(format!("unmount it first: umount '{shown}'"))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mount_points_at_and_below_are_found() {
+        let text =
+            "36 35 98:0 / / rw - ext4 x rw\n37 36 0:5 / /e/env\\040x/data rw shared:1 - tmpfs t rw\n38 36 0:6 / /e/other rw - tmpfs t rw\n";
+        assert_eq!(mount_point_in(text, Path::new("/e/env x")), Some(PathBuf::from("/e/env x/data")));
+        assert_eq!(mount_point_in(text, Path::new("/e/other")), Some(PathBuf::from("/e/other")));
+        assert_eq!(mount_point_in(text, Path::new("/e/oth")), None);
+    }
 
     #[test]
     fn every_kind_of_target_is_told_apart() {

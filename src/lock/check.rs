@@ -36,10 +36,63 @@ pub struct CheckOptions {
 pub struct Checked {
     /// The platforms that were looked at.
     pub platforms: Vec<String>,
-    /// Number of requirements that were checked, over all platforms.
+    /// Number of requirements that were checked, over all platforms: channels, variables, conda and Python packages.
     pub requirements: usize,
+    /// What they were, for each of `platforms`.
+    pub counts: Vec<Counts>,
     /// What the format of the lock leaves open.
     pub remarks: Vec<String>,
+}
+
+/// What was asked for on a platform and found to be met.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Counts {
+    /// Channels.
+    pub channels: usize,
+    /// Variables.
+    pub variables: usize,
+    /// Match specs and explicit packages.
+    pub conda: usize,
+    /// Lines of the `pip:` section.
+    pub pypi: usize,
+}
+
+impl Counts {
+    fn text(&self) -> String {
+        let parts = [
+            (self.conda, "conda requirement"),
+            (self.pypi, "Python requirement"),
+            (self.channels, "channel"),
+            (self.variables, "variable"),
+        ];
+        let parts: Vec<String> =
+            parts.into_iter().filter(|(number, _)| *number > 0).map(|(number, what)| crate::resolve::count(number, what)).collect();
+        if parts.is_empty() { "nothing is asked for".to_owned() } else { parts.join(", ") }
+    }
+}
+
+impl Checked {
+    /// For people: what was asked for on which platform.
+    pub fn text(&self) -> String {
+        match self.counts.first() {
+            Some(first) if self.counts.iter().all(|counts| counts == first) => {
+                let each = if self.platforms.len() > 1 { "each of " } else { "" };
+                format!("{} on {each}{}", first.text(), self.platforms.join(", "))
+            }
+            _ => {
+                let each = self.platforms.iter().zip(&self.counts);
+                each.map(|(platform, counts)| format!("{} on {platform}", counts.text())).collect::<Vec<_>>().join("; ")
+            }
+        }
+    }
+
+    fn now(&mut self) -> &mut Counts {
+        if self.counts.len() <= self.platforms.len() {
+            self.counts.push(Counts::default());
+        }
+        let last = self.counts.len() - 1;
+        &mut self.counts[last]
+    }
 }
 
 /// Checks that every requirement of the inputs is met by what is locked, and that the lock holds together.
@@ -51,7 +104,7 @@ pub fn check(lock: &Lock, fetched: &[Fetched], options: &CheckOptions, settings:
     let mut checked = Checked::default();
     let mut platforms: Vec<&LockedPlatform> = Vec::new();
     for name in &options.platforms {
-        platforms.push(lock.platform(name).ok_or_else(|| no_platform(lock, name, options))?);
+        platforms.push(lock.platform(name).ok_or_else(|| no_platform(lock, name, fetched, options))?);
     }
     let everywhere = lock.source == Format::Pylock;
     if platforms.is_empty() {
@@ -64,7 +117,7 @@ pub fn check(lock: &Lock, fetched: &[Fetched], options: &CheckOptions, settings:
         let subdir = if everywhere { Subdir::current().unwrap_or(Subdir::Linux64) } else { platform.subdir };
         let read = spec::ReadOptions { subdir, root_dir: root_dir.clone(), env: |name| std::env::var(name).ok(), target_given: true };
         let spec = spec::read(fetched, &options.specs, &read)?;
-        let one = One { lock, platform, spec: &spec, options, several: lock.platforms.len() > 1 };
+        let one = One { lock, platform, spec: &spec, fetched, options, several: lock.platforms.len() > 1 };
         if everywhere {
             checked.remarks.push("a pylock.toml holds only the PyPI half: conda requirements were not checked".to_owned());
         } else {
@@ -80,8 +133,10 @@ pub fn check(lock: &Lock, fetched: &[Fetched], options: &CheckOptions, settings:
         if !options.no_pip {
             one.pip(&mut checked)?;
         }
+        checked.now();
         checked.platforms.push(platform.name.clone());
     }
+    checked.requirements = checked.counts.iter().map(|counts| counts.channels + counts.variables + counts.conda + counts.pypi).sum();
     checked.remarks.sort();
     checked.remarks.dedup();
     Ok(checked)
@@ -91,9 +146,15 @@ fn drift(options: &CheckOptions, why: impl std::fmt::Display) -> Error {
     Error::new(Kind::Drift, format!("the lock `{}` is out of date", options.lock_name)).because(why)
 }
 
-fn no_platform(lock: &Lock, name: &str, options: &CheckOptions) -> Error {
+fn no_platform(lock: &Lock, name: &str, fetched: &[Fetched], options: &CheckOptions) -> Error {
     drift(options, format!("it has no platform `{name}`; it has {}", lock.platform_names().join(", ")))
-        .hint(format!("to add it: tare lock -f FILE --platform {name}"))
+        .hint(format!("to add it: {}", again(fetched, options, &format!("--platform {name}"))))
+}
+
+/// The command that makes the lock again.
+fn again(fetched: &[Fetched], options: &CheckOptions, more: &str) -> String {
+    let files: Vec<String> = fetched.iter().map(|input| input.name.clone()).collect();
+    super::command(&files, &options.specs, &options.lock_name, more)
 }
 
 /// One platform of the lock against the inputs as they are for it.
@@ -101,6 +162,7 @@ struct One<'a> {
     lock: &'a Lock,
     platform: &'a LockedPlatform,
     spec: &'a EnvSpec,
+    fetched: &'a [Fetched],
     options: &'a CheckOptions,
     several: bool,
 }
@@ -108,7 +170,8 @@ struct One<'a> {
 impl One<'_> {
     fn fail(&self, what: impl std::fmt::Display, place: Option<&Place>) -> Error {
         let on = if self.several { format!(" on {}", self.platform.name) } else { String::new() };
-        let error = drift(self.options, format!("{what}{on}")).hint("to bring it up to date: tare lock -f FILE");
+        let error =
+            drift(self.options, format!("{what}{on}")).hint(format!("to bring it up to date: {}", again(self.fetched, self.options, "")));
         match place {
             Some(place) => error.at(place.clone()),
             None => error,
@@ -162,7 +225,7 @@ impl One<'_> {
             return Ok(());
         }
         let wanted = expand(&entries, self.options.override_channels)?;
-        checked.requirements += wanted.len();
+        checked.now().channels += wanted.len();
         if wanted == locked {
             return Ok(());
         }
@@ -204,7 +267,7 @@ impl One<'_> {
         let known = &self.lock.provenance;
         let fail = |what: String, name: &str| Err(self.fail(what, place_of(fetched, "variables", name).as_ref()));
         for (name, value) in &self.spec.variables {
-            checked.requirements += 1;
+            checked.now().variables += 1;
             if is_secret(name, value) {
                 if !known.secret_variables.contains(name) {
                     return fail(format!("the variable `{name}` is not in it"), name);
@@ -227,7 +290,7 @@ impl One<'_> {
     fn conda(&self, checked: &mut Checked) -> Result<()> {
         if let Some(explicit) = &self.spec.explicit {
             for package in &explicit.packages {
-                checked.requirements += 1;
+                checked.now().conda += 1;
                 self.archive(&package.url, package.hash.as_ref(), package.place.as_ref())?;
             }
             if explicit.packages.len() < self.platform.conda.len() {
@@ -246,7 +309,7 @@ impl One<'_> {
             by_name.entry(record.package_record.name.as_normalized()).or_default().push(record);
         }
         for dependency in &self.spec.dependencies {
-            checked.requirements += 1;
+            checked.now().conda += 1;
             match dependency {
                 Dependency::Package { url, hash, place, .. } => self.archive(url, hash.as_ref(), place.as_ref())?,
                 Dependency::Match { spec, text, place } => {
@@ -379,11 +442,11 @@ impl One<'_> {
         }
         let mut named: BTreeSet<String> = BTreeSet::new();
         for item in &section.requirements {
-            checked.requirements += 1;
+            checked.now().pypi += 1;
             named.extend(self.requirement(item)?);
         }
         for item in &section.constraints {
-            checked.requirements += 1;
+            checked.now().pypi += 1;
             self.constraint(item)?;
         }
         for item in items {

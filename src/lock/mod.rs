@@ -31,7 +31,7 @@ use rattler_conda_types::{RepoDataRecord, Subdir};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, quoted};
 use crate::spec::Text;
 
 pub use check::{CheckOptions, Checked, check};
@@ -620,6 +620,24 @@ impl LockedPlatform {
 /// Whether a record comes from the `host` channel, in a lock (`host:///…`) or on its machine.
 pub fn is_machine_bound(record: &RepoDataRecord) -> bool {
     record.url.scheme() == HOST_SCHEME || crate::install::is_host(record)
+}
+
+/// The name of a lock where nothing else is said.
+pub(crate) const DEFAULT_NAME: &str = "tare.lock";
+
+/// The command line of `tare lock` for inputs, for hints. `more`: further options.
+pub(crate) fn command(files: &[String], specs: &[String], output: &str, more: &str) -> String {
+    let mut words = vec!["tare lock".to_owned()];
+    for file in files {
+        // What came from stdin is called otherwise in messages.
+        words.push(format!("-f {}", if file.starts_with('<') { "-".to_owned() } else { quoted(file) }));
+    }
+    words.extend(specs.iter().map(|spec| quoted(spec)));
+    if output != DEFAULT_NAME && !output.is_empty() {
+        words.push(format!("-o {}", quoted(output)));
+    }
+    words.extend((!more.is_empty()).then(|| more.to_owned()));
+    words.join(" ")
 }
 
 /// A record as a lock keeps it: without credentials, and `host` without the path of its machine.

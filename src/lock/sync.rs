@@ -110,7 +110,7 @@ pub async fn sync(options: &SyncOptions, settings: &Settings, progress: Arc<dyn 
         && let Some(stamp) = &existing.stamp
         && stamp.prefix == existing.prefix
         && stamp.metadata.get("lock") == Some(&stamp_facts)
-        && install::first_damage(&existing.prefix, stamp).is_none()
+        && is_intact(stamp, &existing.prefix, options, &*progress)
     {
         return Ok(Synced::Same { prefix });
     }
@@ -122,7 +122,7 @@ pub async fn sync(options: &SyncOptions, settings: &Settings, progress: Arc<dyn 
     };
     let shown = options.lock.display().to_string();
     let lock = super::read(&shown, &bytes, &read_options)?;
-    let platform = choose(&lock, &wanted, &shown)?;
+    let platform = choose(&lock, &wanted, &shown, options)?;
     refuse_what_cannot_be_installed(&lock, platform, options, &*progress)?;
     let prefix = place(options, &lock, settings)?;
     let variables = lock.provenance.variables.clone();
@@ -131,11 +131,11 @@ pub async fn sync(options: &SyncOptions, settings: &Settings, progress: Arc<dyn 
     if let TargetState::Environment(existing) = &state {
         let pypi = if options.no_pip { Some(None) } else { pypi_digest(platform, options) };
         let same = platform.complete
-            && existing
-                .stamp
-                .as_ref()
-                .zip(pypi)
-                .is_some_and(|(stamp, pypi)| stamp.pypi_digest == pypi && is_same(stamp, &existing.prefix, platform, &variables));
+            && existing.stamp.as_ref().zip(pypi).is_some_and(|(stamp, pypi)| {
+                stamp.pypi_digest == pypi
+                    && is_same(stamp, &existing.prefix, platform, &variables)
+                    && is_intact(stamp, &existing.prefix, options, &*progress)
+            });
         if same {
             return Ok(Synced::Same { prefix });
         }
@@ -148,7 +148,8 @@ pub async fn sync(options: &SyncOptions, settings: &Settings, progress: Arc<dyn 
             .hint("to make another one: -n NAME"));
         }
         if !options.force {
-            refuse_to_lose_files(&existing.prefix)?;
+            refuse_to_lose_files(&existing.prefix, options)?;
+            tell_what_goes(&existing.prefix, platform, options, &*progress)?;
         }
         replace = true;
     }
@@ -161,7 +162,7 @@ pub async fn sync(options: &SyncOptions, settings: &Settings, progress: Arc<dyn 
         return Ok(Synced::Planned { prefix, platform: platform.name.clone(), records, python });
     }
     if platform.subdir == native || options.platform.is_none() {
-        tell_about_machine(platform, &records, &target_options, &*progress)?;
+        tell_about_machine(&lock, platform, &records, options, &target_options, &*progress)?;
     }
     let pypi = if options.no_pip || platform.pypi.is_empty() {
         None
@@ -170,6 +171,9 @@ pub async fn sync(options: &SyncOptions, settings: &Settings, progress: Arc<dyn 
     };
     let mut plan = plan(&prefix, platform, &lock, records, stamp_facts, replace, variables, options, settings)?;
     plan.pypi = pypi;
+    if replace {
+        crate::notebook::carry_over(&prefix, &mut plan, settings, &*progress)?;
+    }
     let installed = install::create_with(&plan, &session.package_cache, session.client.clone(), progress.clone()).await?;
     if !lock.provenance.secret_variables.is_empty() {
         let names: Vec<String> = lock.provenance.secret_variables.iter().map(|name| format!("`{name}`")).collect();
@@ -208,7 +212,7 @@ fn existing_or_new(which: &Which, places: &Places) -> Result<PathBuf> {
     crate::prefix::place_for_new(which, places)
 }
 
-fn choose<'a>(lock: &'a Lock, wanted: &str, shown: &str) -> Result<&'a LockedPlatform> {
+fn choose<'a>(lock: &'a Lock, wanted: &str, shown: &str, options: &SyncOptions) -> Result<&'a LockedPlatform> {
     if lock.source == Format::Pylock {
         return Err(Error::usage(format!("`{shown}` is a pylock.toml: it holds only PyPI packages"))
             .because("an environment needs a Python first")
@@ -228,7 +232,17 @@ fn choose<'a>(lock: &'a Lock, wanted: &str, shown: &str) -> Result<&'a LockedPla
             [] => "it has no platform at all".to_owned(),
             _ => format!("it has {}", lock.platform_names().join(", ")),
         })
-        .hint(format!("to add it: tare lock -f FILE --platform {wanted}")))
+        .hint(format!("to add it: {}", lock_again(lock, options, &format!("--platform {wanted}")))))
+}
+
+/// The command that makes the lock again from what it was made of, which a lock does not name.
+fn lock_again(lock: &Lock, options: &SyncOptions, more: &str) -> String {
+    let folder = options.lock.parent().unwrap_or(Path::new(""));
+    let file = ["environment.yml", "environment.yaml"].into_iter().map(|name| folder.join(name)).find(|path| path.is_file());
+    let file = file.unwrap_or_else(|| PathBuf::from("environment.yml")).display().to_string();
+    // Locks of other tools are for those tools to write.
+    let output = if lock.source == Format::Tare { options.lock.display().to_string() } else { super::DEFAULT_NAME.to_owned() };
+    super::command(&[file], &[], &output, more)
 }
 
 fn refuse_what_cannot_be_installed(lock: &Lock, platform: &LockedPlatform, options: &SyncOptions, progress: &dyn Progress) -> Result<()> {
@@ -303,13 +317,29 @@ async fn wheels(
     Ok(PypiPlan { wheels, python: workshop.python().clone(), engine: None, clobber: options.clobber })
 }
 
-/// Whether the environment holds these packages and variables, undamaged, though its stamp names another lock or none.
+/// Whether the environment holds these packages and variables, though its stamp names another lock or none.
 fn is_same(stamp: &Stamp, prefix: &Path, platform: &LockedPlatform, variables: &IndexMap<String, String>) -> bool {
     stamp.prefix == prefix
         && stamp.subdir == platform.subdir.as_str()
         && stamp.environment_digest == install::digest_of(&platform.conda)
         && stamp.state_sha256 == install::state_sha256(variables)
-        && install::first_damage(prefix, stamp).is_none()
+}
+
+/// Whether everything is there that was installed, and no Python package of another tool. Files of nobody in site-packages are told; with `--force` they
+/// are a reason to make the environment anew.
+fn is_intact(stamp: &Stamp, prefix: &Path, options: &SyncOptions, progress: &dyn Progress) -> bool {
+    let look = install::look(prefix, stamp);
+    // Without the PyPI half of the lock, Python packages are the user's own business.
+    if look.damage.is_some() || !(look.foreign.is_empty() || options.no_pip) {
+        return false;
+    }
+    if !look.aliens.is_empty() {
+        if options.force {
+            return false;
+        }
+        install::tell_aliens(prefix, &look.aliens, progress);
+    }
+    true
 }
 
 /// The records to install: with the metadata of the archives where the lock has none, and with this machine's `host` packages.
@@ -417,9 +447,11 @@ fn title(record: &RepoDataRecord) -> String {
 
 /// One warning where the lock expects more of the machine than it has.
 fn tell_about_machine(
+    lock: &Lock,
     platform: &LockedPlatform,
     records: &[RepoDataRecord],
-    options: &TargetOptions,
+    options: &SyncOptions,
+    target_options: &TargetOptions,
     progress: &dyn Progress,
 ) -> Result<()> {
     let mut wanted: BTreeSet<&str> = BTreeSet::new();
@@ -429,7 +461,7 @@ fn tell_about_machine(
     if platform.cuda().is_none() && wanted.is_empty() {
         return Ok(());
     }
-    let machine = platform::target(options)?;
+    let machine = platform::target(target_options)?;
     if !machine.is_native {
         return Ok(());
     }
@@ -448,7 +480,10 @@ fn tell_about_machine(
                             "the lock assumes a driver for CUDA {}, and this one allows up to {}",
                             assumed.version, here.package.version
                         ),
-                        &["update the driver, or lock for it: tare lock -f FILE --cuda VERSION".to_owned()],
+                        &[format!(
+                            "update the driver, or lock for it: {}",
+                            lock_again(lock, options, &format!("--cuda {}", here.package.version))
+                        )],
                     );
                 }
             }
@@ -471,25 +506,34 @@ fn tell_about_machine(
     Ok(())
 }
 
-/// Until a change keeps what it did not make, files of nobody must not vanish.
+/// Files of nobody must not vanish. What another tool installed may go if it is known which files those are.
 ///
 /// # Errors
-/// There are such files.
-fn refuse_to_lose_files(prefix: &Path) -> Result<()> {
-    let mut owned: HashSet<PathBuf> = HashSet::new();
-    if let Ok(manifest) = std::fs::read_to_string(prefix.join("conda-meta/tare/files")) {
-        owned.extend(manifest.lines().filter_map(|line| line.split_once(' ')).map(|(_, path)| PathBuf::from(path)));
+/// There are files of nobody, or a Python package of another tool without a `RECORD`.
+fn refuse_to_lose_files(prefix: &Path, options: &SyncOptions) -> Result<()> {
+    let mut foreign = Prefix::open(prefix)?.files_of_nobody()?;
+    if !options.no_pip {
+        for installed in foreign_packages(prefix)? {
+            let Some(files) = installed.files else {
+                return Err(Error::failure(format!(
+                    "the lock does not have `{} {}`, and it is not known which files those are",
+                    installed.name, installed.version
+                ))
+                .because(format!(
+                    "{} installed it, and `{}` has no `RECORD` that can be read",
+                    by(&installed.installer),
+                    installed.info.display()
+                ))
+                .hint(format!("remove it with that tool: tare run -p '{}' python -m pip uninstall {}", prefix.display(), installed.name))
+                .hint("to replace the environment all the same: --force"));
+            };
+            let files: HashSet<PathBuf> = files.into_iter().collect();
+            foreign.retain(|path| !files.contains(path));
+        }
     }
-    let (records, _) = Prefix::open(prefix)?.records_and_damage()?;
-    for record in records {
-        owned.extend(record.files);
-    }
-    let mut foreign = Vec::new();
-    collect(prefix, Path::new(""), &owned, &mut foreign);
     if foreign.is_empty() {
         return Ok(());
     }
-    foreign.sort();
     let named: Vec<String> = foreign.iter().take(3).map(|path| format!("`{}`", path.display())).collect();
     let more = if foreign.len() > 3 { format!(" and {} more", foreign.len() - 3) } else { String::new() };
     let mut error = Error::failure(format!("the environment `{}` has files that belong to none of its packages", prefix.display()))
@@ -502,20 +546,30 @@ fn refuse_to_lose_files(prefix: &Path) -> Result<()> {
     Err(error)
 }
 
-fn collect(prefix: &Path, folder: &Path, owned: &HashSet<PathBuf>, foreign: &mut Vec<PathBuf>) {
-    let Ok(entries) = std::fs::read_dir(prefix.join(folder)) else { return };
-    for entry in entries.flatten() {
-        let path = folder.join(entry.file_name());
-        if path == Path::new("conda-meta") || path == Path::new("__clobbers__") || entry.file_name() == "__pycache__" {
-            continue;
-        }
-        let Ok(kind) = entry.file_type() else { continue };
-        if kind.is_dir() {
-            collect(prefix, &path, owned, foreign);
-        } else if !owned.contains(&path) {
-            foreign.push(path);
+/// The Python packages that neither a conda package brought nor tare installed.
+fn foreign_packages(prefix: &Path) -> Result<Vec<pypi::installed::Installed>> {
+    let mut all = pypi::installed::read(&Prefix::open(prefix)?);
+    all.retain(|installed| !installed.is_ours());
+    Ok(all)
+}
+
+fn by(installer: &str) -> String {
+    if installer.is_empty() { "another tool".to_owned() } else { format!("`{installer}`") }
+}
+
+/// Names what another tool installed and the lock does not have.
+fn tell_what_goes(prefix: &Path, platform: &LockedPlatform, options: &SyncOptions, progress: &dyn Progress) -> Result<()> {
+    if options.no_pip {
+        return Ok(());
+    }
+    let verb = if options.dry_run { "would go" } else { "goes" };
+    for installed in foreign_packages(prefix)? {
+        if !platform.pypi.iter().any(|package| package.name == installed.name) {
+            let (name, version) = (&installed.name, &installed.version);
+            progress.note(&format!("`{name} {version}` {verb}: {} installed it, and the lock does not have it", by(&installed.installer)));
         }
     }
+    Ok(())
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -542,6 +596,7 @@ fn plan(
     plan.clobber = options.clobber;
     plan.lock_timeout = options.lock_timeout;
     plan.replace = replace;
+    plan.keep_history = replace;
     plan.concurrency = settings.concurrency.value;
     plan.cancel = options.cancel.clone();
     plan.link_scripts = crate::create::link_scripts(&options.allow_link_scripts)?;

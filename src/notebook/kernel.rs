@@ -12,6 +12,11 @@ use crate::install::metadata::write_file;
 
 const SCHEMA: u32 = 1;
 
+/// Bytes of a kernel's name, which is that of a folder.
+const LONGEST_NAME: usize = 100;
+/// Characters of a name for people.
+const LONGEST_TEXT: usize = 200;
+
 /// Where a kernelspec goes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Place {
@@ -80,6 +85,8 @@ pub enum KernelState {
     EnvironmentGone,
     /// The environment has no ipykernel.
     NoIpykernel,
+    /// It starts, but the environment has no `tare_notebook`.
+    NoPackage,
     /// The `tare` that starts it is not there.
     ProgramGone,
 }
@@ -91,6 +98,7 @@ impl KernelState {
             KernelState::Ready => "ready",
             KernelState::EnvironmentGone => "environment is gone",
             KernelState::NoIpykernel => "no ipykernel",
+            KernelState::NoPackage => "no tare_notebook",
             KernelState::ProgramGone => "program is gone",
         }
     }
@@ -119,22 +127,54 @@ pub fn default_name(prefix: &Path) -> String {
     let parent = prefix.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().to_lowercase());
     let base = if hidden { parent.unwrap_or(folder) } else { folder };
     let mut slug: String = base.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect();
+    slug.truncate(LONGEST_NAME - "tare-".len());
     slug = slug.trim_matches(['-', '.', '_']).to_owned();
     if slug.is_empty() { "tare".to_owned() } else { format!("tare-{slug}") }
 }
 
 fn check_name(name: &str) -> Result<()> {
     let good = !name.is_empty() && !name.starts_with('.') && name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
-    if good {
+    if good && name.len() <= LONGEST_NAME {
         return Ok(());
     }
+    if good {
+        return Err(Error::usage(format!("the name of a kernel is no longer than {LONGEST_NAME} characters"))
+            .hint("what people see may be longer: --display-name"));
+    }
+    let name = crate::spec::quote(name);
     Err(Error::usage(format!("`{name}` cannot be the name of a kernel"))
         .because("Jupyter takes letters and digits of ASCII, `-`, `.` and `_`")
         .hint("what people see may be anything: --display-name"))
 }
 
+/// What people see stands in menus, tables and logs: one line of text.
+fn check_display_name(text: &str) -> Result<String> {
+    let refuse = |why: String| Err(Error::usage(format!("`{}` cannot be the name that people see", crate::spec::quote(text))).because(why));
+    // Marks that turn the direction of what stands around them.
+    let turns = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    if let Some(bad) = text.chars().find(|c| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') || turns(*c)) {
+        return refuse(format!("it holds the control character U+{:04X}", u32::from(bad)));
+    }
+    let text = text.trim();
+    if text.is_empty() {
+        return refuse("it is empty".to_owned());
+    }
+    if text.chars().count() > LONGEST_TEXT {
+        return refuse(format!("it is longer than {LONGEST_TEXT} characters"));
+    }
+    Ok(text.to_owned())
+}
+
+/// A kernelspec; `None` where there is none that can be read.
 fn read(file: &Path) -> Option<Value> {
+    // Anything else than a file (a pipe, say) is not waited for.
+    std::fs::metadata(file).ok().filter(std::fs::Metadata::is_file)?;
     serde_json::from_slice(&std::fs::read(file).ok()?).ok()
+}
+
+/// Whether a folder holds nothing but what a killed run of [`stage`] left.
+fn is_left_over(folder: &Path) -> bool {
+    std::fs::read_dir(folder).is_ok_and(|entries| entries.flatten().all(|entry| entry.file_name().to_string_lossy().starts_with(STAGED)))
 }
 
 /// The environment of a kernel.json that tare made.
@@ -149,37 +189,49 @@ pub(super) fn prepare(prefix: &Path, options: &Options) -> Result<Kernel> {
         None => default_name(prefix),
     };
     check_name(&name)?;
+    let asked = options.display_name.as_deref().map(check_display_name).transpose()?;
     let folder = options.dirs.kernels(&options.place).join(&name);
+    let folder = std::path::absolute(&folder).unwrap_or(folder);
     let there = read(&folder.join("kernel.json"));
-    if folder.exists() {
+    if folder.exists() && !is_left_over(&folder) {
         match there.as_ref().and_then(environment_of) {
             Some(other) if other == prefix => {}
-            Some(other) => {
-                return Err(Error::failure(format!("the kernel `{name}` is that of another environment"))
-                    .because(format!("`{}`", other.display()))
-                    .hint("give this one a name of its own: --name NAME")
-                    .hint(format!("or remove the other: tare notebook remove {name}")));
-            }
-            None => {
-                return Err(Error::failure(format!("there is a kernel `{name}` that tare did not make"))
-                    .because(format!("`{}`", folder.display()))
-                    .hint("give this one a name of its own: --name NAME"));
-            }
+            Some(other) => return Err(taken(&name, &other)),
+            None => return Err(foreign(&name, &folder)),
         }
     }
     let shown = name.strip_prefix("tare-").unwrap_or(&name);
     // Made again: it keeps the name that people know.
-    let before = there.as_ref().and_then(|spec| spec["display_name"].as_str()).map(str::to_owned);
-    let display_name = options.display_name.clone().or(before).unwrap_or_else(|| format!("Python ({shown})"));
+    let before = there.as_ref().and_then(|spec| spec["display_name"].as_str()).and_then(|text| check_display_name(text).ok());
+    let display_name = asked.or(before).unwrap_or_else(|| format!("Python ({shown})"));
     Ok(Kernel { name, display_name, prefix: prefix.to_owned(), folder, state: KernelState::Ready })
 }
 
-/// Writes the kernelspec.
-pub(super) fn write(kernel: &Kernel, binary: &Path) -> Result<()> {
+/// Beginning of the names of files that become kernel.json.
+const STAGED: &str = ".kernel.json.new";
+
+/// A kernelspec that is written but not in its place.
+pub(super) struct Staged {
+    kernel: Kernel,
+    file: Option<tempfile::NamedTempFile>,
+}
+
+/// Writes the kernelspec beside its place, so that what forbids it is known before anything else is changed.
+///
+/// # Errors
+/// The place cannot be written; a path that a kernelspec cannot hold.
+pub(super) fn stage(kernel: &Kernel, binary: &Path) -> Result<Staged> {
     let text = |path: &Path| {
-        path.to_str().map(str::to_owned).ok_or_else(|| {
-            Error::failure(format!("the path `{}` cannot be written into a kernelspec", path.display())).because("it is not UTF-8")
-        })
+        let refuse = |why: &str| {
+            Error::failure(format!("the path `{}` cannot be written into a kernelspec", crate::spec::quote(&path.display().to_string())))
+                .because(why)
+        };
+        let text = path.to_str().ok_or_else(|| refuse("it is not UTF-8"))?;
+        // Jupyter replaces such words in the command.
+        if ["{connection_file}", "{prefix}", "{resource_dir}"].iter().any(|word| text.contains(word)) {
+            return Err(refuse("Jupyter would replace the word in braces"));
+        }
+        Ok(text.to_owned())
     };
     let spec = json!({
         "argv": [text(binary)?, "notebook", "launch", "--prefix", text(&kernel.prefix)?, "{connection_file}"],
@@ -191,11 +243,61 @@ pub(super) fn write(kernel: &Kernel, binary: &Path) -> Result<()> {
             "tare": { "schema_version": SCHEMA, "prefix": text(&kernel.prefix)?, "version": env!("CARGO_PKG_VERSION") },
         },
     });
-    std::fs::create_dir_all(&kernel.folder).map_err(|error| Error::io("create", &kernel.folder, &error))?;
-    // A server that reads at this moment sees the old one or the new one.
-    let (new, path) = (kernel.folder.join(".kernel.json.new"), kernel.folder.join("kernel.json"));
-    write_file(&new, format!("{spec:#}\n").as_bytes())?;
-    std::fs::rename(&new, &path).map_err(|error| Error::io("write", &path, &error))
+    let unwritable = |error: &std::io::Error| {
+        Error::io("write the kernelspec into", &kernel.folder, error)
+            .hint("choose another place: JUPYTER_DATA_DIR, or --prefix DIR")
+            .hint("to install only the package: --no-kernel")
+    };
+    std::fs::create_dir_all(&kernel.folder).map_err(|error| unwritable(&error))?;
+    let file = tempfile::Builder::new().prefix(STAGED).tempfile_in(&kernel.folder).map_err(|error| {
+        let _ = std::fs::remove_dir(&kernel.folder);
+        unwritable(&error)
+    })?;
+    write_file(file.path(), format!("{spec:#}\n").as_bytes())?;
+    Ok(Staged { kernel: kernel.clone(), file: Some(file) })
+}
+
+impl Staged {
+    /// Puts it in its place. A server that reads at this moment sees the old one or the new one.
+    ///
+    /// # Errors
+    /// The place cannot be written, or another environment took the name meanwhile.
+    pub fn place(mut self) -> Result<()> {
+        let path = self.kernel.folder.join("kernel.json");
+        let failed = |error: std::io::Error| Error::io("write", &path, &error);
+        let Some(file) = self.file.take() else { return Ok(()) };
+        let file = match file.persist_noclobber(&path) {
+            Ok(_) => return Ok(()),
+            Err(error) if path.exists() => error.file,
+            Err(error) => return Err(failed(error.error)),
+        };
+        match read(&path).as_ref().and_then(environment_of) {
+            Some(other) if other != self.kernel.prefix => Err(taken(&self.kernel.name, &other)),
+            Some(_) => file.persist(&path).map(drop).map_err(|error| failed(error.error)),
+            None => Err(foreign(&self.kernel.name, &self.kernel.folder)),
+        }
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        drop(self.file.take());
+        // A folder that is still empty was made for this.
+        let _ = std::fs::remove_dir(&self.kernel.folder);
+    }
+}
+
+fn taken(name: &str, other: &Path) -> Error {
+    Error::failure(format!("the kernel `{name}` is that of another environment"))
+        .because(format!("`{}`", other.display()))
+        .hint("give this one a name of its own: --name NAME")
+        .hint(format!("or remove the other: tare notebook remove {name}"))
+}
+
+fn foreign(name: &str, folder: &Path) -> Error {
+    Error::failure(format!("there is a kernel `{name}` that tare did not make"))
+        .because(format!("`{}`", folder.display()))
+        .hint("give this one a name of its own: --name NAME")
 }
 
 /// Every kernel that tare made, by name. `prefix`: look there too.
@@ -218,15 +320,26 @@ pub fn list(dirs: &DataDirs, prefix: Option<&Path>) -> Vec<Kernel> {
             KernelState::ProgramGone
         } else if !super::has_ipykernel(&prefix) {
             KernelState::NoIpykernel
+        } else if !super::has_package(&prefix) {
+            KernelState::NoPackage
         } else {
             KernelState::Ready
         };
         let name = entry.file_name().to_string_lossy().into_owned();
-        let display_name = spec["display_name"].as_str().unwrap_or(&name).to_owned();
+        // Others may have written into it.
+        let display_name = crate::spec::quote(spec["display_name"].as_str().unwrap_or(&name));
         found.push(Kernel { name, display_name, prefix, folder, state });
     }
     found.sort_by(|a, b| (&a.name, &a.folder).cmp(&(&b.name, &b.folder)));
     found
+}
+
+/// The folders of kernelspecs of tare that lie in the environment itself, relative to it.
+pub(crate) fn inside(prefix: &Path) -> Vec<PathBuf> {
+    let folder = Path::new("share/jupyter/kernels");
+    let entries = std::fs::read_dir(prefix.join(folder)).into_iter().flatten().flatten();
+    let ours = entries.filter(|entry| read(&entry.path().join("kernel.json")).as_ref().and_then(environment_of).is_some());
+    ours.map(|entry| folder.join(entry.file_name())).collect()
 }
 
 /// Removes the kernelspec of a kernel that tare made. The environment stays as it is.
@@ -253,7 +366,11 @@ pub fn remove(name: &str, dirs: &DataDirs, prefix: Option<&Path>) -> Result<Vec<
         });
     }
     for kernel in &mine {
-        std::fs::remove_dir_all(&kernel.folder).map_err(|error| Error::io("remove", &kernel.folder, &error))?;
+        match std::fs::remove_dir_all(&kernel.folder) {
+            // Another one was quicker.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            result => result.map_err(|error| Error::io("remove", &kernel.folder, &error))?,
+        }
     }
     Ok(mine)
 }
@@ -281,7 +398,9 @@ mod tests {
             assert_eq!(default_name(Path::new(path)), name);
             assert!(check_name(name).is_ok());
         }
-        for bad in ["", "a b", "../x", ".hidden", "a/b", "ä"] {
+        let long = default_name(Path::new(&format!("/envs/{}", "x".repeat(250))));
+        assert!(long.len() == LONGEST_NAME && check_name(&long).is_ok());
+        for bad in ["", "a b", "../x", ".hidden", "a/b", "ä", "a\nb", &"x".repeat(101)] {
             assert!(check_name(bad).is_err(), "{bad}");
         }
     }
@@ -308,7 +427,7 @@ mod tests {
         let prefix = folder.path().join("envs/a");
         std::fs::create_dir_all(prefix.join("conda-meta")).unwrap();
         let kernel = prepare(&prefix, &options).unwrap();
-        write(&kernel, &options.binary).unwrap();
+        stage(&kernel, &options.binary).unwrap().place().unwrap();
         // Again is fine; for another environment it is not.
         assert!(prepare(&prefix, &options).is_ok());
         let other = Options { name: Some("tare-a".into()), ..options.clone() };
@@ -329,5 +448,44 @@ mod tests {
         assert_eq!(remove("tare-a", &options.dirs, None).unwrap().len(), 1);
         assert!(list(&options.dirs, None).is_empty());
         assert!(foreign.exists());
+    }
+
+    #[test]
+    fn what_people_see_is_one_line() {
+        for good in ["Vision (A100)", "  größe \u{1f600} \"q\" 'x' $HOME `a` {b} <b>", "日本"] {
+            assert_eq!(check_display_name(good).unwrap(), good.trim());
+        }
+        for bad in ["", "  ", "a\nb", "a\x1b[31mb", "a\u{202e}b", "a\0b", "a\tb", "a\u{2028}b", &"x".repeat(201)] {
+            let error = check_display_name(bad).unwrap_err();
+            assert!(error.exit_code() == 2 && !error.to_string().contains(['\n', '\x1b']), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_taken_over_and_a_name_is_had_by_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = Options { name: Some("mine".into()), ..options(folder.path()) };
+        let (a, b) = (folder.path().join("envs/a"), folder.path().join("envs/b"));
+        let kernels = options.dirs.kernels(&Place::User).join("mine");
+        std::fs::create_dir_all(&kernels).unwrap();
+        std::fs::write(kernels.join(".kernel.json.newXYZ"), "{").unwrap();
+        let first = prepare(&a, &options).unwrap();
+        std::fs::remove_file(kernels.join(".kernel.json.newXYZ")).unwrap();
+        // Both looked before either wrote.
+        let second = prepare(&b, &options).unwrap();
+        let (first, second) = (stage(&first, &options.binary).unwrap(), stage(&second, &options.binary).unwrap());
+        first.place().unwrap();
+        assert!(second.place().unwrap_err().message().contains("another environment"));
+        assert_eq!(list(&options.dirs, None).iter().map(|kernel| kernel.prefix.clone()).collect::<Vec<_>>(), std::slice::from_ref(&a));
+        assert_eq!(std::fs::read_dir(&kernels).unwrap().count(), 1);
+        // The same one again is no clash.
+        let again = prepare(&a, &options).unwrap();
+        stage(&again, &options.binary).unwrap().place().unwrap();
+        // What is staged and not placed leaves nothing.
+        let other = prepare(&b, &Options { name: Some("other".into()), ..options.clone() }).unwrap();
+        drop(stage(&other, &options.binary).unwrap());
+        assert!(!other.folder.exists());
+        let braces = prepare(&folder.path().join("{prefix}"), &Options { name: Some("braces".into()), ..options.clone() }).unwrap();
+        assert!(stage(&braces, &options.binary).is_err_and(|error| error.to_string().contains("cannot be written into a kernelspec")));
     }
 }

@@ -11,7 +11,7 @@ use zip::write::SimpleFileOptions;
 use crate::error::{Error, Result};
 use crate::install::hex_text;
 use crate::pypi::record_file::base64_url;
-use crate::pypi::{Name, PypiRecord, PypiSource, ReadyWheel, Version, WheelFile};
+use crate::pypi::{Name, PypiRecord, PypiSource, ReadyWheel, TOOLING, Version, WheelFile};
 
 /// Name of the distribution.
 pub const PACKAGE: &str = "tare-notebook";
@@ -123,11 +123,12 @@ pub(super) fn ready(cache: &Path, binary: &Path) -> Result<ReadyWheel> {
         name: Name::from_str(PACKAGE).map_err(|error| bad(&error))?,
         version: Version::from_str(VERSION).map_err(|error| bad(&error))?,
         source: PypiSource::Archive {
-            url: Url::from_file_path(&path).map_err(|()| bad(&"the cache has no absolute path"))?,
+            // Where the cache lies is nothing to remember: the program makes the wheel again.
+            url: Url::parse(&format!("{TOOLING}:///{}", wheel_file_name())).map_err(|error| bad(&error))?,
             sha256: Some(sha256.clone()),
             size: Some(bytes.len() as u64),
             index: None,
-            direct: true,
+            direct: false,
             subdirectory: None,
         },
         requires_dist: vec!["ipython ; extra == \"notebook\"".to_owned()],

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::child::{self, Ended, Keep, Limits, Ran};
 use crate::config::Environment;
-use crate::gpu::child;
 use crate::gpu::info::kernel_module;
 
 /// How the driver is looked for.
@@ -145,18 +145,14 @@ pub fn detect_child_main(route: &str) -> String {
 }
 
 /// Asks all routes, or the cache. Never fails; takes no longer than [`Probe::limit`] and a little.
-pub fn detect(probe: &Probe, env: &Environment, cache_dir: &Path) -> GpuDetection {
+pub fn detect(probe: &Probe, env: &Environment, cache_dir: Option<&Path>) -> GpuDetection {
+    let Some(cache_dir) = cache_dir.filter(|_| probe.cache) else { return ask(probe, env) };
     let cache_file = cache_dir.join("detection").join(format!("gpu-{}.json", fingerprint(probe, env)));
-    if probe.cache
-        && let Some(found) = read_cache(&cache_file)
-    {
-        return found;
-    }
-    let found = ask(probe, env);
-    if probe.cache {
+    read_cache(&cache_file).unwrap_or_else(|| {
+        let found = ask(probe, env);
         write_cache(&cache_file, &found);
-    }
-    found
+        found
+    })
 }
 
 fn ask(probe: &Probe, env: &Environment) -> GpuDetection {
@@ -252,18 +248,14 @@ fn ask_child(probe: &Probe, name: &str, deadline: Instant) -> Route {
     let Some((program, arguments)) = command.split_first() else { return route("no program to ask with".to_owned()) };
     let mut command = Command::new(program);
     command.args(arguments).arg(name);
-    match run_bounded(command, deadline) {
-        Ended::NotStarted(error) => route(format!("the question could not be put: {error}")),
-        Ended::TimedOut => route(format!("did not answer within {:.1} s", probe.limit.as_secs_f32())),
-        Ended::Done { success, code, stdout, .. } => {
-            // The library may have printed too: ours is the last line that is JSON.
-            let answer = stdout.lines().rev().find_map(|line| serde_json::from_str::<Route>(line).ok());
-            match answer {
-                Some(answer) if answer.name == name => Route { cuda: answer.cuda.filter(|cuda| is_version(cuda)), ..answer },
-                _ if success => route("gave no answer that can be read".to_owned()),
-                _ => route(format!("crashed ({code})")),
-            }
-        }
+    let ran = run_bounded(command, deadline);
+    // The library may have printed too: ours is the last line that is JSON.
+    let answer = ran.out().lines().rev().find_map(|line| serde_json::from_str::<Route>(line).ok());
+    match (answer, &ran.ended) {
+        (_, Ended::NotStarted(error)) => route(format!("the question could not be put: {error}")),
+        // What answered and then hung has answered.
+        (Some(answer), _) if answer.name == name => Route { cuda: answer.cuda.filter(|cuda| is_version(cuda)), ..answer },
+        (_, ended) => route(ended.problem(probe.limit).unwrap_or_else(|| "gave no answer that can be read".to_owned())),
     }
 }
 
@@ -283,28 +275,27 @@ fn ask_smi(env: &Environment, deadline: Instant) -> (Route, Vec<GpuDevice>) {
     // Unit data (`-u`) leaves out what is slow to collect per device; the versions are in it.
     let (xml, table) = std::thread::scope(|scope| {
         let table = scope.spawn(|| asked(&["--query-gpu=index,name,memory.total,compute_cap", "--format=csv,noheader,nounits"]));
-        (asked(&["-q", "-u", "-x"]), table.join().unwrap_or(Ended::TimedOut))
+        (asked(&["-q", "-u", "-x"]), table.join().ok())
     });
-    match xml {
-        Ended::NotStarted(error) => route.problem = Some(format!("could not be started: {error}")),
-        Ended::TimedOut => route.problem = Some(format!("did not answer within {:.1} s", started.elapsed().as_secs_f32())),
-        Ended::Done { success, code, stdout, stderr } => {
+    match &xml.ended {
+        ended @ (Ended::NotStarted(_) | Ended::TimedOut | Ended::Stopped) => route.problem = ended.problem(started.elapsed()),
+        ended => {
+            let (stdout, stderr) = (xml.out(), xml.err());
             route.cuda = tag(&stdout, "cuda_version").filter(|version| is_version(version));
             route.driver = tag(&stdout, "driver_version").filter(|version| is_version(version));
             if route.cuda.is_none() {
                 let said = stderr.lines().chain(stdout.lines()).map(str::trim).find(|line| !line.is_empty()).unwrap_or("nothing");
                 let said: String = said.chars().filter(|c| !c.is_control()).take(160).collect();
-                route.problem = Some(if success {
-                    format!("said no CUDA version; its first line: {said}")
-                } else {
-                    format!("failed ({code}): {said}")
+                route.problem = Some(match ended.problem(Duration::ZERO) {
+                    None => format!("said no CUDA version; its first line: {said}"),
+                    Some(problem) => format!("{problem}: {said}"),
                 });
             }
         }
     }
     let mut devices = Vec::new();
-    if let Ended::Done { stdout, success: true, .. } = table {
-        for line in stdout.lines().take(1024) {
+    if let Some(table) = table.filter(|table| table.ended.well()) {
+        for line in table.out().lines().take(1024) {
             let cells: Vec<&str> = line.split(',').map(str::trim).collect();
             if let [index, name, memory, capability] = cells.as_slice()
                 && let Ok(index) = index.parse()
@@ -390,28 +381,11 @@ fn tag(xml: &str, name: &str) -> Option<String> {
     Some(value.trim().to_owned())
 }
 
-enum Ended {
-    NotStarted(std::io::Error),
-    TimedOut,
-    Done { success: bool, code: String, stdout: String, stderr: String },
-}
-
 /// Runs a command without CUDA_VISIBLE_DEVICES, killing it (and what it started) at the deadline. Reads at most 1 MiB.
-fn run_bounded(mut command: Command, deadline: Instant) -> Ended {
+fn run_bounded(mut command: Command, deadline: Instant) -> Ran {
     command.env_remove("CUDA_VISIBLE_DEVICES").env_remove("NVIDIA_VISIBLE_DEVICES");
-    let mut stdout = String::new();
-    let ended = child::run(command, deadline, &mut |line| {
-        // More than that is no answer.
-        if stdout.len() < 1 << 20 {
-            stdout.push_str(line);
-            stdout.push('\n');
-        }
-    });
-    match ended {
-        child::Ended::NotStarted(error) => Ended::NotStarted(error),
-        child::Ended::TimedOut => Ended::TimedOut,
-        child::Ended::Done { status, stderr } => Ended::Done { success: status.success(), code: status.to_string(), stdout, stderr },
-    }
+    // More than that is no answer.
+    child::run(command, &Limits { stdout: Keep::First(1 << 20), ..Limits::until(deadline) })
 }
 
 /// What a cached answer depends on, as 16 hexadecimal digits: this boot, the driver, the device files, where libraries
@@ -490,7 +464,7 @@ fn write_cache(file: &Path, found: &GpuDetection) {
 mod tests {
     use super::*;
 
-    fn run(script: &str, limit: Duration) -> Ended {
+    fn run(script: &str, limit: Duration) -> Ran {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]).env("CUDA_VISIBLE_DEVICES", "").env("KEPT", "yes");
         run_bounded(command, Instant::now() + limit)
@@ -498,11 +472,8 @@ mod tests {
 
     #[test]
     fn a_child_does_not_see_cuda_visible_devices() {
-        let Ended::Done { stdout, success, .. } = run("echo ${CUDA_VISIBLE_DEVICES-unset} $KEPT", Duration::from_secs(5)) else {
-            panic!("no end")
-        };
-        assert!(success);
-        assert_eq!(stdout, "unset yes\n");
+        let ran = run("echo ${CUDA_VISIBLE_DEVICES-unset} $KEPT", Duration::from_secs(5));
+        assert_eq!((ran.ended.well(), ran.out().as_str()), (true, "unset yes\n"));
     }
 
     #[test]
@@ -511,23 +482,9 @@ mod tests {
         let alive = folder.path().join("alive");
         let script = format!("(sleep 1; echo > {}) & sleep 30", alive.display());
         let begin = Instant::now();
-        assert!(matches!(run(&script, Duration::from_millis(200)), Ended::TimedOut));
+        assert_eq!(run(&script, Duration::from_millis(200)).ended, Ended::TimedOut);
         assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
         std::thread::sleep(Duration::from_millis(1200));
         assert!(!alive.exists(), "the grandchild went on");
-    }
-
-    #[test]
-    fn a_grandchild_that_keeps_the_pipe_open_does_not_hold_us() {
-        let begin = Instant::now();
-        let ended = run("echo answer; sleep 3 &", Duration::from_millis(500));
-        assert!(matches!(ended, Ended::Done { success: true, .. }));
-        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
-    }
-
-    #[test]
-    fn a_program_that_is_not_there() {
-        let ended = run_bounded(Command::new("/no/such/program"), Instant::now() + Duration::from_secs(1));
-        assert!(matches!(ended, Ended::NotStarted(_)));
     }
 }

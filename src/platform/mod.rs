@@ -76,15 +76,15 @@ pub struct TargetOptions {
     pub overrides: IndexMap<String, (String, String)>,
     /// `subdir` of the settings, with its source.
     pub subdir: Option<(String, String)>,
-    /// tare's cache folder (detection is cached below it).
-    pub cache_dir: PathBuf,
+    /// tare's cache folder; detection is cached below it, where there is one.
+    pub cache_dir: Option<PathBuf>,
     /// How the GPU is looked for.
     pub probe: gpu::Probe,
 }
 
 impl TargetOptions {
     /// Options that ask for nothing: this machine as it is.
-    pub fn new(env: Environment, cache_dir: PathBuf) -> Self {
+    pub fn new(env: Environment, cache_dir: Option<PathBuf>) -> Self {
         TargetOptions {
             platform: None,
             cuda: None,
@@ -203,7 +203,7 @@ pub fn target(options: &TargetOptions) -> Result<Target> {
 
     // A removed or replaced `__cuda` needs no look at the driver, but `info` wants the routes all the same: it is cached.
     let gpu = if is_native && options.gpu != GpuIntent::None {
-        gpu::detect(&options.probe, &options.env, &options.cache_dir)
+        gpu::detect(&options.probe, &options.env, options.cache_dir.as_deref())
     } else {
         GpuDetection::default()
     };

@@ -34,6 +34,9 @@ pub struct Row {
     pub platform: String,
     /// Version as written.
     pub version: String,
+    /// tare's own tooling, which belongs to no request and no lock.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub tooling: bool,
     /// More columns for `--fields`.
     #[serde(skip)]
     pub fields: BTreeMap<&'static str, String>,
@@ -93,6 +96,7 @@ pub fn rows(prefix: &Prefix, options: &ListOptions) -> Result<Vec<Row>> {
     let mut rows: Vec<Row> = prefix.records()?.iter().map(row).collect();
     if !options.no_pip {
         rows.extend(prefix.pip_distributions().into_iter().map(|distribution| Row {
+            tooling: crate::pypi::installed::of(prefix, &distribution).is_tooling(),
             base_url: "https://conda.anaconda.org/pypi".to_owned(),
             build_number: 0,
             build_string: "pypi_0".to_owned(),
@@ -190,6 +194,7 @@ fn row(record: &PrefixRecord) -> Row {
     set("timestamp", package.timestamp.as_ref().map(|time| time.timestamp_millis().to_string()));
     set("url", known_url(data).map(|url| url.to_string()));
     Row {
+        tooling: false,
         base_url: channel_url(data),
         build_number: package.build_number,
         build_string: package.build.to_string(),
@@ -403,7 +408,7 @@ pub(crate) fn install_order(records: &[RepoDataRecord]) -> Vec<usize> {
 /// `list --export`: `NAME=VERSION=BUILD` lines.
 pub fn export_text(rows: &[Row], platform: Option<Subdir>) -> String {
     let mut text = header(platform);
-    for row in rows {
+    for row in rows.iter().filter(|row| !row.tooling) {
         let _ = writeln!(text, "{}={}={}", row.name, row.version, row.build_string);
     }
     text
@@ -421,15 +426,18 @@ fn dist_parts(dist: &str) -> Option<(&str, &str, &str, &str)> {
 type Change<'a> = (Option<(&'a str, &'a str, &'a str, &'a str)>, Option<(&'a str, &'a str, &'a str, &'a str)>);
 
 /// What a revision did to each package name: what went, what came.
-fn changes(revision: &Revision) -> BTreeMap<String, Change<'_>> {
-    let mut changes: BTreeMap<String, Change<'_>> = BTreeMap::new();
+///
+/// A conda package and a Python package of one name are two.
+fn changes(revision: &Revision) -> BTreeMap<(String, bool), Change<'_>> {
+    let mut changes: BTreeMap<(String, bool), Change<'_>> = BTreeMap::new();
+    let key = |parts: (&str, &str, &str, &str)| (parts.0.to_lowercase(), parts.3 == "pypi");
     for dist in &revision.removed {
         let parts = dist_parts(dist).unwrap_or((dist, "", "", ""));
-        changes.entry(parts.0.to_lowercase()).or_default().0 = Some(parts);
+        changes.entry(key(parts)).or_default().0 = Some(parts);
     }
     for dist in &revision.added {
         let parts = dist_parts(dist).unwrap_or((dist, "", "", ""));
-        changes.entry(parts.0.to_lowercase()).or_default().1 = Some(parts);
+        changes.entry(key(parts)).or_default().1 = Some(parts);
     }
     changes
 }
@@ -443,17 +451,17 @@ pub fn revisions_text(revisions: &[Revision]) -> String {
     for (number, revision) in revisions.iter().enumerate() {
         let _ = writeln!(text, "{}  (rev {number})", revision.date);
         let changes = changes(revision);
-        for (name, change) in &changes {
+        for ((name, _), change) in &changes {
             if let (Some(old), Some(new)) = change {
                 let _ = writeln!(text, "     {name}  {{{} -> {}}}", shown(*old), shown(*new));
             }
         }
-        for (name, change) in &changes {
+        for ((name, _), change) in &changes {
             if let (Some(old), None) = change {
                 let _ = writeln!(text, "    -{name}-{}", shown(*old));
             }
         }
-        for (name, change) in &changes {
+        for ((name, _), change) in &changes {
             if let (None, Some(new)) = change {
                 let _ = writeln!(text, "    +{name}-{}", shown(*new));
             }

@@ -5,6 +5,7 @@ mod history;
 mod init;
 mod list;
 mod names;
+mod nobody;
 mod run;
 mod shell;
 mod subshell;
@@ -20,7 +21,7 @@ use serde::Deserialize;
 
 pub use activate::{Activator, Prompt, shell_hook_json};
 pub use history::Revision;
-pub(crate) use history::requested as requested_after;
+pub(crate) use history::{parse as parse_history, requested as requested_after};
 pub(crate) use init::is_initialized;
 pub use init::{Change, Initialized, Tool, function, initialize, rc_file};
 pub use list::{
@@ -31,7 +32,7 @@ pub(crate) use list::{
     channel_canonical, channel_display, channel_url, explicit_lines, header, install_order, known_url, normalize, site_packages,
 };
 pub use names::{KnownEnvironment, Places, Which, environments_text, list_known, locate, place_for_new, validate_name};
-pub use run::{Environment, RunOptions, remarks, run, run_environment};
+pub use run::{Activation, Environment, RunOptions, remarks, run, run_environment, run_environment_with};
 pub use shell::Shell;
 pub use subshell::{SubShell, sub_shell};
 
@@ -78,6 +79,10 @@ impl Prefix {
         let resolved = crate::install::resolve_prefix(path.as_ref())?;
         if !resolved.join("conda-meta").is_dir() && resolved.join("pyvenv.cfg").is_file() {
             return Ok(Prefix { path: resolved });
+        }
+        if resolved.is_dir() && !resolved.join("conda-meta").is_dir() && !crate::install::needs_recovery(&resolved) {
+            return Err(Error::failure(format!("`{}` is no environment", resolved.display()))
+                .because("it has neither a folder `conda-meta` (tare, conda, mamba, pixi) nor a file `pyvenv.cfg` (venv, uv)"));
         }
         Self::open(path)
     }

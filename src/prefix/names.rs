@@ -54,7 +54,7 @@ impl Places {
 
     fn registered(&self) -> Vec<PathBuf> {
         let Some(home) = &self.home else { return Vec::new() };
-        let Ok(bytes) = std::fs::read(environments_file(home)) else { return Vec::new() };
+        let Ok(bytes) = crate::files::read(&environments_file(home), 16 << 20) else { return Vec::new() };
         String::from_utf8_lossy(&bytes).lines().map(str::trim).filter(|line| !line.is_empty()).map(PathBuf::from).collect()
     }
 }

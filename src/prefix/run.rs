@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+#[cfg(unix)]
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use super::Prefix;
+use crate::child::{self, Descendants, Ended, Keep, Limits};
 use crate::error::{Error, Kind, Result};
 
 /// The variables of a process.
@@ -79,12 +82,36 @@ fn scripts(prefix: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// How the scripts of an environment are run when its variables are worked out.
+pub struct Activation<'a> {
+    /// How long all of them together may take.
+    pub limit: Duration,
+    /// Asked now and then: whether nobody wants the answer any more.
+    pub stop: &'a dyn Fn() -> bool,
+    /// What becomes of processes that they start in the background.
+    pub descendants: Descendants,
+}
+
+impl Default for Activation<'_> {
+    fn default() -> Self {
+        Activation { limit: Duration::from_secs(600), stop: &|| false, descendants: Descendants::Leave }
+    }
+}
+
 /// The variables that a command in the environment gets when the caller has `env`. Scripts in `etc/conda/activate.d` are run to find out what they
-/// change; without any no process is started.
+/// change; without any no process is started. What they start in the background stays, and is not waited for.
 ///
 /// # Errors
-/// The variables of the environment cannot be read, or a shell for its scripts cannot be started (kind run, 125).
+/// The variables of the environment cannot be read, or its scripts cannot be started, fail, or take too long (kind run, 125).
 pub fn run_environment(prefix: &Prefix, env: &Environment) -> Result<Environment> {
+    run_environment_with(prefix, env, &Activation::default())
+}
+
+/// As [`run_environment`], with a say in how the scripts are run.
+///
+/// # Errors
+/// As there; stopped (kind interrupted).
+pub fn run_environment_with(prefix: &Prefix, env: &Environment, activation: &Activation<'_>) -> Result<Environment> {
     // An environment that is active is left, not stacked upon.
     let mut result = super::activate::without_active(env);
     let own = |name: &str| OsString::from(name);
@@ -105,11 +132,14 @@ pub fn run_environment(prefix: &Prefix, env: &Environment) -> Result<Environment
         result.insert(name.into(), value.into());
     }
     let scripts = scripts(prefix.path());
-    if scripts.is_empty() { Ok(result) } else { source(&scripts, &result) }
+    if scripts.is_empty() { Ok(result) } else { source(&scripts, &result, activation) }
 }
 
+/// Most bytes of variables that are read.
+const MOST_VARIABLES: usize = 64 << 20;
+
 /// Runs scripts in one shell and returns the variables afterwards.
-fn source(scripts: &[PathBuf], env: &Environment) -> Result<Environment> {
+fn source(scripts: &[PathBuf], env: &Environment, activation: &Activation<'_>) -> Result<Environment> {
     // Their output is not the command's: it goes to stderr. fd 3 brings the variables back.
     const SCRIPT: &str = r#"exec 3>&1 1>&2
 for tare_script in "$@"; do . "$tare_script"; done
@@ -120,33 +150,36 @@ exec env -0 >&3"#;
         .map(Path::new)
         .find(|path| path.exists())
         .map_or_else(|| PathBuf::from("/bin/sh"), Path::to_owned);
-    let fail = |error: &std::io::Error| {
-        Error::new(Kind::Run(125), "cannot run the activation scripts of the environment")
-            .because(format!("`{}`", shell.display()))
-            .because(error)
+    let mut command = Command::new(&shell);
+    command.arg("-c").arg(SCRIPT).arg("tare").args(scripts).env_clear().envs(env);
+    let limits = Limits {
+        deadline: Some(Instant::now() + activation.limit),
+        stop: activation.stop,
+        stdout: Keep::First(MOST_VARIABLES),
+        stderr: Keep::Inherit,
+        descendants: activation.descendants,
     };
-    let mut child = Command::new(&shell)
-        .arg("-c")
-        .arg(SCRIPT)
-        .arg("tare")
-        .args(scripts)
-        .env_clear()
-        .envs(env)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| fail(&error))?;
-    let mut bytes = Vec::new();
-    if let Some(mut stdout) = child.stdout.take() {
-        stdout.read_to_end(&mut bytes).map_err(|error| fail(&error))?;
+    // The end of the shell is waited for, not that of its output: what a script leaves in the background may hold that open.
+    let ran = child::run(command, &limits);
+    let names = || scripts.iter().map(|script| format!("`{}`", script.display())).collect::<Vec<_>>().join(", ");
+    let failed = |why: String| Error::new(Kind::Run(125), "the activation scripts of the environment failed").because(why).because(names());
+    match &ran.ended {
+        Ended::NotStarted(error) => {
+            return Err(Error::new(Kind::Run(125), "cannot run the activation scripts of the environment")
+                .because(format!("`{}`", shell.display()))
+                .because(error));
+        }
+        Ended::Stopped => return Err(crate::install::cancel::interrupted()),
+        Ended::TimedOut => {
+            return Err(failed(format!("they did not end within {:.0} s", activation.limit.as_secs_f64()))
+                .hint("a script that starts a program for long must do so in the background: PROGRAM &"));
+        }
+        Ended::Exited(0) => {}
+        ended => return Err(failed(ended.problem(activation.limit).unwrap_or_default())),
     }
-    let status = child.wait().map_err(|error| fail(&error))?;
-    let after = parse_env(&bytes);
-    if !status.success() || after.is_empty() {
-        let names: Vec<String> = scripts.iter().map(|script| format!("`{}`", script.display())).collect();
-        return Err(Error::new(Kind::Run(125), "the activation scripts of the environment failed")
-            .because(status)
-            .because(names.join(", ")));
+    let after = parse_env(&ran.stdout);
+    if after.is_empty() {
+        return Err(failed("they ended the shell".to_owned()));
     }
     Ok(after
         .into_iter()

@@ -518,6 +518,14 @@ fn read_and_check(folder: &Path, sha256: &str, check: CacheCheck) -> std::result
         if metadata.len() != entry.size {
             return Some(format!("`{shown}` has {} bytes instead of {}", metadata.len(), entry.size));
         }
+        #[cfg(unix)]
+        if check == CacheCheck::Full {
+            use std::os::unix::fs::PermissionsExt;
+            let (mode, wanted) = (metadata.permissions().mode() & 0o7777, if entry.executable { 0o755 } else { 0o644 });
+            if mode != wanted {
+                return Some(format!("`{shown}` has the mode {mode:04o} instead of {wanted:04o}"));
+            }
+        }
         let changed = match (metadata.modified(), unpacked) {
             (Ok(modified), Some(unpacked)) => modified > unpacked,
             _ => false,

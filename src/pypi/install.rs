@@ -706,18 +706,7 @@ pub(crate) fn write_record(stage: &Path, record: &TareRecord) -> Result<()> {
 impl TareRecord {
     /// The wheel once more, to install it again: from the cache if it is there, else from where it came.
     pub fn ready(&self) -> ReadyWheel {
-        let wheel = if self.wheel.built {
-            WheelFile::Local { path: PathBuf::from(&self.wheel.file_name), sha256: self.wheel.sha256.clone() }
-        } else {
-            WheelFile::Remote
-        };
-        let mut record = self.record.clone();
-        if let (PypiSource::Archive { sha256, size, .. }, WheelFile::Remote) = (&mut record.source, &wheel) {
-            // What came is what is wanted again.
-            *sha256 = Some(self.wheel.sha256.clone());
-            *size = Some(self.wheel.size);
-        }
-        ReadyWheel { record, wheel }
+        ready_again(&self.record, &self.wheel)
     }
 
     /// Whether the wheel can be installed for another interpreter too: one of the full version `version` on `subdir`.
@@ -732,9 +721,25 @@ impl TareRecord {
     }
 }
 
-/// Digest of a set of distributions, lower-case hex; `None` for the empty set.
+/// What was installed from `wheel`, to be installed once more.
+pub(crate) fn ready_again(record: &PypiRecord, wheel: &WheelFacts) -> ReadyWheel {
+    let file = if wheel.built {
+        WheelFile::Local { path: PathBuf::from(&wheel.file_name), sha256: wheel.sha256.clone() }
+    } else {
+        WheelFile::Remote
+    };
+    let mut record = record.clone();
+    if let (PypiSource::Archive { sha256, size, .. }, WheelFile::Remote) = (&mut record.source, &file) {
+        // What came is what is wanted again.
+        *sha256 = Some(wheel.sha256.clone());
+        *size = Some(wheel.size);
+    }
+    ReadyWheel { record, wheel: file }
+}
+
+/// Digest of a set of distributions, lower-case hex; `None` for the empty set. tare's own tooling does not count.
 pub(crate) fn digest_of<'a>(records: impl IntoIterator<Item = &'a TareRecord>) -> Option<String> {
-    let mut lines: Vec<String> = records.into_iter().map(TareRecord::line).collect();
+    let mut lines: Vec<String> = records.into_iter().filter(|record| !record.record.is_tooling()).map(TareRecord::line).collect();
     lines.sort();
     (!lines.is_empty()).then(|| hex_text(&Sha256::digest(lines.concat())))
 }

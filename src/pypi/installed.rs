@@ -16,7 +16,7 @@ use super::install::{INSTALLER, TareRecord, records_folder, replace, write_recor
 use super::record_file::{self, Line};
 use super::{PypiPlan, PypiSource, ReadyWheel, Version, WheelFile, wheel};
 use crate::error::{Error, Result};
-use crate::prefix::{Prefix, normalize};
+use crate::prefix::{Distribution, Prefix, normalize};
 
 /// A Python package as it is in an environment.
 #[derive(Debug, Clone)]
@@ -45,9 +45,19 @@ impl Installed {
         self.tare.is_some()
     }
 
+    /// Whether it is tare's own tooling, which no request and no lock names.
+    pub fn is_tooling(&self) -> bool {
+        self.tare.as_ref().is_some_and(|tare| tare.record.is_tooling())
+    }
+
     /// As it is named where packages of both halves may be meant: `pypi::NAME`.
     pub fn qualified(&self) -> String {
         super::install::qualified(&self.name)
+    }
+
+    /// Whether it is what `ready` would install.
+    pub(crate) fn is(&self, ready: &ReadyWheel) -> bool {
+        self.name == ready.record.name.as_ref() && is_same(self, ready)
     }
 
     pub(crate) fn owns(&self) -> impl Iterator<Item = &Path> {
@@ -87,6 +97,12 @@ pub fn read(prefix: &Prefix) -> Vec<Installed> {
         .collect()
 }
 
+/// One of them.
+pub(crate) fn of(prefix: &Prefix, distribution: &Distribution) -> Installed {
+    let distribution = distribution.clone();
+    read_one(prefix.path(), distribution.name, distribution.version, distribution.path)
+}
+
 fn read_one(root: &Path, name: String, version: String, info: PathBuf) -> Installed {
     let folder = root.join(&info);
     let text = |file: &str| std::fs::read(folder.join(file)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
@@ -109,7 +125,7 @@ fn read_one(root: &Path, name: String, version: String, info: PathBuf) -> Instal
 }
 
 /// The files that a `RECORD` lists, as far as they are in the environment.
-fn owned(root: &Path, info: &Path, record: &str) -> Option<Vec<PathBuf>> {
+pub(crate) fn owned(root: &Path, info: &Path, record: &str) -> Option<Vec<PathBuf>> {
     let site = info.parent()?;
     let lines: Vec<Line> = record_file::parse(record).ok()?;
     let inside = |line: &Line| match Path::new(&line.path).strip_prefix(root) {
@@ -194,11 +210,12 @@ fn hash_of(ready: &ReadyWheel) -> Option<&str> {
     }
 }
 
-/// The digest that an environment made of `plan` has in its stamp; `None` for a plan of nothing.
+/// The digest that an environment made of `plan` has in its stamp; `None` for a plan of nothing. tare's own tooling does not count.
 pub(crate) fn digest_of_plan(plan: &PypiPlan) -> Option<String> {
     let mut lines: Vec<String> = plan
         .wheels
         .iter()
+        .filter(|ready| !ready.record.is_tooling())
         .map(|ready| {
             let hash = hash_of(ready).unwrap_or("-").to_ascii_lowercase();
             format!("{} {} {hash} {}\n", ready.record.name, ready.record.version, ready.record.requested)
@@ -226,7 +243,7 @@ impl Changes {
     }
 
     /// From what is installed to `wanted`. What is there already stays; other versions of the same distributions are replaced. `prune`: what tare
-    /// installed and `wanted` does not name goes too. What pip or another tool installed goes only where `wanted` replaces it.
+    /// installed and `wanted` does not name goes too, but not its own tooling. What pip or another tool installed goes only where `wanted` replaces it.
     pub fn towards(installed: Vec<Installed>, wanted: &[ReadyWheel], prune: bool) -> Self {
         let by_name: BTreeMap<&str, &ReadyWheel> = wanted.iter().map(|ready| (ready.record.name.as_ref(), ready)).collect();
         let mut changes = Changes::default();
@@ -238,7 +255,7 @@ impl Changes {
                     changes.keep.push(installed);
                 }
                 Some(_) => changes.unlink.push(installed),
-                None if prune && installed.is_ours() => changes.unlink.push(installed),
+                None if prune && installed.is_ours() && !installed.is_tooling() => changes.unlink.push(installed),
                 None => changes.keep.push(installed),
             }
         }

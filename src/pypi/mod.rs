@@ -4,6 +4,7 @@ mod build;
 mod engine;
 /// Wheels into the cache.
 pub(crate) mod fetch;
+mod indexes;
 /// Wheels from the cache into an environment.
 pub(crate) mod install;
 /// What is installed, and taking it away.
@@ -14,6 +15,8 @@ mod provided;
 /// `RECORD` files.
 pub(crate) mod record_file;
 mod resolve;
+/// The Python half of revisions.
+pub mod revisions;
 mod section;
 /// Compatibility tags of wheels.
 pub mod tags;
@@ -33,7 +36,7 @@ pub use build::wheel_metadata;
 pub use engine::{EngineChoice, Found, PypiResolver, Query, markers};
 pub use install::{InstalledFile, TareRecord, WheelFacts};
 pub use provided::{CoreMetadata, Provided, provided};
-pub use resolve::{Context, Resolution, Workshop, check_record, trust_configured_indexes};
+pub use resolve::{Context, Resolution, Workshop, check_record};
 pub use section::{Options as SectionOptions, Section};
 use serde::{Deserialize, Serialize};
 use url::Url;
@@ -42,6 +45,9 @@ use url::Url;
 pub type Name = pep508_rs::PackageName;
 /// A version (PEP 440).
 pub type Version = pep508_rs::pep440_rs::Version;
+
+/// Scheme of the URL of a package that the program carries: its own tooling, which no index has and which belongs to no request.
+pub(crate) const TOOLING: &str = "tare";
 
 /// One distribution of a solution.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,13 +72,20 @@ pub struct PypiRecord {
     pub extras: Vec<String>,
 }
 
+impl PypiRecord {
+    /// Whether it is a package that the program carries and installs for itself (`tare_notebook`).
+    pub fn is_tooling(&self) -> bool {
+        matches!(&self.source, PypiSource::Archive { url, .. } if url.scheme() == TOOLING)
+    }
+}
+
 /// Where a distribution comes from. URLs never hold credentials.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum PypiSource {
     /// A wheel or source archive of an index, of `--find-links`, or named by URL or path.
     Archive {
-        /// `https`, `http` or `file`; the last segment is the file name.
+        /// `https`, `http` or `file`; the last segment is the file name. `tare` for what the program carries.
         url: Url,
         /// sha256 in hex. Absent only where neither index nor resolver tells it; the download then decides.
         #[serde(default, skip_serializing_if = "Option::is_none")]

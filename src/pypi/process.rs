@@ -2,12 +2,12 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::Duration;
-
-use tokio::io::AsyncReadExt;
+use std::process::Command;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 
 use crate::channel::redact_text;
+use crate::child::{self, Descendants, Ended, Keep, Limits};
 use crate::error::{Error, Kind, Result};
 use crate::install::Cancel;
 use crate::prefix::Environment;
@@ -159,71 +159,63 @@ pub struct Ran {
     pub stderr: String,
 }
 
-/// Ends the whole process group of a child when dropped.
-struct Group(Option<rustix::process::Pid>);
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        if let Some(pid) = self.0 {
-            let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
-        }
-    }
-}
-
 /// Most bytes that are kept of each stream.
 const MAX_OUTPUT: usize = 16 << 20;
 
-async fn read_all(mut stream: impl tokio::io::AsyncRead + Unpin) -> String {
-    let mut bytes = Vec::new();
-    let mut chunk = vec![0_u8; 64 << 10];
-    while let Ok(count) = stream.read(&mut chunk).await {
-        if count == 0 {
-            break;
-        }
-        if bytes.len() + count <= MAX_OUTPUT {
-            bytes.extend_from_slice(&chunk[..count]);
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+/// Stops the program when its future is dropped, and waits until it has ended: what it works on is removed next.
+struct Abandoned {
+    cancel: Cancel,
+    ended: Receiver<()>,
 }
 
-/// Runs a program to its end. Its process group is killed when the future is dropped, when `cancel` is flipped and when the time is up.
+impl Drop for Abandoned {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+        // The sender goes with the thread.
+        let _ = self.ended.recv_timeout(Duration::from_secs(5));
+    }
+}
+
+/// Runs a program to its end. It and what it has started is killed when the future is dropped, when `cancel` is flipped and when the time is up.
 ///
 /// # Errors
 /// It cannot be started; cancelled (kind interrupted); took too long. An exit code other than 0 is no error here.
 pub async fn run(job: &Job, cancel: &Cancel) -> Result<Ran> {
     cancel.check()?;
     let shown = job.program.display();
-    let mut child = tokio::process::Command::new(&job.program)
-        .args(&job.args)
-        .env_clear()
-        .envs(&job.env)
-        .current_dir(&job.cwd)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|error| Error::failure(format!("cannot run `{shown}`")).because(error))?;
-    let mut group = Group(child.id().and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)));
-    let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
-        return Err(Error::failure(format!("cannot talk to `{shown}`")));
-    };
-    let finished = async {
-        let (stdout, stderr, status) = tokio::join!(read_all(stdout), read_all(stderr), child.wait());
-        status.map(|status| Ran { success: status.success(), stdout, stderr })
-    };
-    let ran = tokio::select! {
-        ran = finished => ran.map_err(|error| Error::failure(format!("cannot wait for `{shown}`")).because(error))?,
-        () = cancel.cancelled() => return Err(crate::install::cancel::interrupted()),
-        () = tokio::time::sleep(job.limit) => {
+    let mut command = Command::new(&job.program);
+    command.args(&job.args).env_clear().envs(&job.env).current_dir(&job.cwd);
+    let (own, theirs, deadline) = (Cancel::new(), cancel.clone(), Instant::now() + job.limit);
+    let (sender, ended) = channel();
+    let abandoned = Abandoned { cancel: own.clone(), ended };
+    let thread = tokio::task::spawn_blocking(move || {
+        let limits = Limits {
+            deadline: Some(deadline),
+            stop: &|| own.is_cancelled() || theirs.is_cancelled(),
+            stdout: Keep::First(MAX_OUTPUT),
+            stderr: Keep::First(MAX_OUTPUT),
+            descendants: Descendants::Kill,
+        };
+        let ran = child::run(command, &limits);
+        drop(sender);
+        ran
+    });
+    let ran = thread.await.map_err(|error| Error::failure(format!("cannot wait for `{shown}`")).because(error))?;
+    drop(abandoned);
+    match &ran.ended {
+        Ended::NotStarted(error) => return Err(Error::failure(format!("cannot run `{shown}`")).because(error)),
+        Ended::Stopped => return Err(crate::install::cancel::interrupted()),
+        Ended::TimedOut => {
             return Err(Error::failure(format!("`{shown}` was stopped after {} minutes", job.limit.as_secs() / 60))
                 .because("it did not come to an end"));
         }
-    };
-    // It has ended by itself, and its number may belong to another process now.
-    group.0 = None;
+        Ended::Exited(_) | Ended::Signal(_) => {}
+    }
+    let mut stderr = ran.err();
+    if let Ended::Signal(signal) = ran.ended {
+        stderr.push_str(&format!("\n`{shown}` was ended by {}", child::signal_text(signal)));
+    }
+    let ran = Ran { success: ran.ended.well(), stdout: ran.out(), stderr };
     tracing::debug!("{shown}: {}\n{}\n{}", ran.success, redact_text(&ran.stdout), redact_text(&ran.stderr));
     Ok(ran)
 }
@@ -362,6 +354,25 @@ mod tests {
     async fn output_is_read_and_a_failure_is_no_error() {
         let ran = run(&job("echo out; echo err >&2; exit 3", RESOLVE_LIMIT), &Cancel::new()).await.unwrap();
         assert_eq!((ran.success, ran.stdout.as_str(), ran.stderr.as_str()), (false, "out\n", "err\n"));
+    }
+
+    #[tokio::test]
+    async fn what_a_program_leaves_running_does_not_hold_us_up() {
+        let begin = Instant::now();
+        let ran = run(&job("echo out; sleep 60 & exit 0", RESOLVE_LIMIT), &Cancel::new()).await.unwrap();
+        assert!(ran.success && ran.stdout == "out\n" && begin.elapsed() < Duration::from_secs(10), "{ran:?}");
+    }
+
+    #[tokio::test]
+    async fn a_future_that_is_dropped_takes_its_program_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mark = folder.path().join("pid");
+        let job = job(&format!("echo $$ > {}; sleep 60", mark.display()), RESOLVE_LIMIT);
+        let cancel = Cancel::new();
+        let ran = tokio::time::timeout(Duration::from_millis(500), run(&job, &cancel)).await;
+        assert!(ran.is_err() && !cancel.is_cancelled());
+        let pid = std::fs::read_to_string(&mark).unwrap();
+        assert!(!Path::new("/proc").join(pid.trim()).exists(), "{pid}");
     }
 
     #[tokio::test]

@@ -17,6 +17,7 @@ use rattler_conda_types::{PackageRecord, RepoDataRecord, Subdir};
 
 use super::build::{self, Builder, Built, fetch_bytes};
 use super::engine::{EngineChoice, Found, PypiResolver, Query, markers};
+use super::indexes::trust_configured_indexes;
 use super::pip::Pip;
 use super::process::scrubbed;
 use super::provided::{CoreMetadata, Provided, provided, stubs};
@@ -506,24 +507,6 @@ impl<'a> Workshop<'a> {
 fn local(mut record: PypiRecord, built: Built) -> (PypiRecord, WheelFile) {
     fill(&mut record, &built.metadata);
     (record, WheelFile::Local { path: built.path, sha256: built.sha256 })
-}
-
-/// Lets tare's client use the credentials of the indexes that variables of pip and uv name.
-pub fn trust_configured_indexes(session: &Session) {
-    for name in
-        ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_EXTRA_INDEX_URL"]
-    {
-        let Ok(value) = std::env::var(name) else { continue };
-        for word in value.split_whitespace() {
-            // `name=URL` of uv.
-            let url = if word.split_once("://").is_some_and(|(scheme, _)| scheme.contains('=')) {
-                word.split_once('=').map_or(word, |(_, url)| url)
-            } else {
-                word
-            };
-            session.trust_index(url);
-        }
-    }
 }
 
 fn fill(record: &mut PypiRecord, metadata: &CoreMetadata) {

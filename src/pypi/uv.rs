@@ -169,15 +169,8 @@ fn uv_has_indexes(env: &Environment) -> bool {
     if ["UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX"].iter().any(|name| set(name)) {
         return true;
     }
-    if set("UV_NO_CONFIG") {
-        return false;
-    }
-    let path = |name: &str| env.get(OsStr::new(name)).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let user = path("XDG_CONFIG_HOME").or_else(|| Some(path("HOME")?.join(".config")));
-    let files = match path("UV_CONFIG_FILE") {
-        Some(file) => vec![file],
-        None => user.map(|folder| folder.join("uv/uv.toml")).into_iter().chain([PathBuf::from("/etc/uv/uv.toml")]).collect(),
-    };
+    let var = |name: &str| env.get(OsStr::new(name)).filter(|value| !value.is_empty()).map(|value| value.to_string_lossy().into_owned());
+    let files = super::indexes::uv_files(&var, var("HOME").as_deref().map(Path::new), Path::new("/etc"));
     let keys = ["index", "index-url", "extra-index-url", "find-links", "no-index"];
     files.iter().any(|file| {
         let Some(table) = std::fs::read_to_string(file).ok().and_then(|text| text.parse::<toml::Table>().ok()) else { return false };

@@ -349,8 +349,14 @@ fn unknown(facts: &Facts<'_, '_>, name: &str, requested: bool) -> Vec<String> {
             hints.push(format!("did you mean {}?", either(&close, 3)));
         }
     }
-    if lookup.is_some_and(|lookup| lookup.on_pypi(name)) {
-        hints.push(format!("`{name}` is a project of the Python package index: put it under `pip:` in environment.yml"));
+    let found = !hints.is_empty();
+    if let Some(channel) = facts.problem.request.appended.first() {
+        hints.push(crate::channel::appended_hint(channel));
+    }
+    if !found {
+        // No index is asked: whether it has the name is for the resolver to find out.
+        hints
+            .push(format!("if it is a project of the Python package index: 'pypi::{name}', or a line under `pip:` of the environment.yml"));
     }
     hints
 }

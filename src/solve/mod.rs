@@ -26,7 +26,7 @@ mod real_tests;
 #[cfg(test)]
 mod synthetic_tests;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -43,7 +43,7 @@ pub use gpu::{GpuOutcome, GpuPackage, GpuVariant};
 pub use lint::{Level, Lint};
 pub use order::topological;
 pub use rattler_solve::CancellationToken;
-pub use why::{Step, Why, why};
+pub use why::{Graph, Package, Source, Step, Why, why};
 
 /// How channels are ranked against each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -107,10 +107,6 @@ pub trait Lookup: Send + Sync {
     fn other_subdirs(&self, _name: &str) -> Vec<Subdir> {
         Vec::new()
     }
-    /// Whether the Python package index has a project of this name.
-    fn on_pypi(&self, _name: &str) -> bool {
-        false
-    }
 }
 
 /// What to solve.
@@ -128,6 +124,8 @@ pub struct Request {
     pub locked: Vec<RepoDataRecord>,
     /// The channels as shown to people, in priority order.
     pub channels: Vec<String>,
+    /// Those of them that nobody named.
+    pub appended: Vec<String>,
     /// How channels are ranked.
     pub priority: PriorityChoice,
     /// The machine solved for.
@@ -162,6 +160,7 @@ impl Request {
             pins: Vec::new(),
             locked: Vec::new(),
             channels: Vec::new(),
+            appended: Vec::new(),
             priority: PriorityChoice::default(),
             target,
             gpu: GpuIntent::default(),

@@ -112,9 +112,6 @@ impl Lookup for World {
     fn other_subdirs(&self, name: &str) -> Vec<Subdir> {
         if name == "pywin32" { vec![Subdir::Win64] } else { Vec::new() }
     }
-    fn on_pypi(&self, name: &str) -> bool {
-        name == "einops-exts"
-    }
 }
 
 #[test]
@@ -128,7 +125,10 @@ fn a_name_that_is_nowhere_gets_a_pointer() {
     for (name, hint) in [
         ("bwa", "`bwa` exists in channel `bioconda`: add `-c bioconda`"),
         ("pywin32", "`pywin32` exists in these channels only for `win-64`"),
-        ("einops-exts", "`einops-exts` is a project of the Python package index: put it under `pip:` in environment.yml"),
+        (
+            "einops-exts",
+            "if it is a project of the Python package index: 'pypi::einops-exts', or a line under `pip:` of the environment.yml",
+        ),
         ("torch", "the conda package is called `pytorch`"),
     ] {
         wanted.specs = vec![spec(name)];

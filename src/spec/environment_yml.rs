@@ -196,9 +196,9 @@ impl Reader<'_> {
             return Err(self.at(error, &node.span).hint(format!("set it (export {name}=…), or give `-p`")));
         }
         let path = if expanded == "~" || expanded.starts_with("~/") {
-            let Some(home) = (self.options.env)("HOME") else {
+            let Some(home) = (self.options.env)("HOME").filter(|home| Path::new(home).is_absolute()) else {
                 return Err(self
-                    .at(Error::usage("`prefix` begins with `~`, but HOME is not set"), &node.span)
+                    .at(Error::usage("`prefix` begins with `~`, but HOME is not set, or no absolute path"), &node.span)
                     .hint("write the whole path"));
             };
             Path::new(&home).join(expanded[1..].trim_start_matches('/'))

@@ -71,7 +71,9 @@ pub(super) fn parse_archive(
 
 fn absolute(path: &str, base_dir: Option<&Path>, options: &ReadOptions) -> Result<PathBuf> {
     if let Some(rest) = path.strip_prefix("~/") {
-        let home = (options.env)("HOME").ok_or_else(|| Error::usage("`~` has no meaning: HOME is not set"))?;
+        let home = (options.env)("HOME")
+            .filter(|home| Path::new(home).is_absolute())
+            .ok_or_else(|| Error::usage("`~` has no meaning: HOME is not set, or no absolute path"))?;
         return Ok(clean(&Path::new(&home).join(rest)));
     }
     if path.starts_with('~') {

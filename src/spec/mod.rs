@@ -35,7 +35,8 @@ pub use match_spec::{parse_match_spec, parse_with_warning};
 pub use requirements::{ArtifactHash, EditableTarget, Location, PipItem, PipKind, Requirement, Vcs};
 pub use source::{Text, mask_secrets};
 
-use source::{nearest, quote};
+use source::nearest;
+pub(crate) use source::quote;
 
 /// The merged request of all inputs.
 #[derive(Debug, Clone, Default)]
@@ -345,6 +346,19 @@ pub fn read(inputs: &[Fetched], command_line: &[String], options: &ReadOptions) 
                 .at(place)
                 .hint(format!("give it with -f: -f {}", quote(&shown))));
         }
+        if let Some(written) = shown.strip_prefix("pypi::") {
+            let item = python_argument(written, options, &place).map_err(|error| error.at(place.clone()))?;
+            if !merged.pip.iter().any(|known| known.text == item.text) {
+                merged.pip.push(item);
+            }
+            continue;
+        }
+        let tool = ["pip::", "pypi:", "pip:"].into_iter().find_map(|prefix| shown.strip_prefix(prefix));
+        if let Some(name) = tool.filter(|name| !name.is_empty() && !name.starts_with(':')) {
+            return Err(Error::usage(format!("`{}` is no match spec", quote(&shown)))
+                .at(place)
+                .hint(format!("a package of the Python package index is named by two colons: 'pypi::{}'", quote(name))));
+        }
         let dependency = parse_dependency(&shown, Some(&options.root_dir), options, place, &mut merged.warnings)?;
         if listed.insert(dependency.text().to_owned()) {
             merged.dependencies.push(dependency);
@@ -370,6 +384,17 @@ pub fn read(inputs: &[Fetched], command_line: &[String], options: &ReadOptions) 
         }
     }
     Ok(merged)
+}
+
+/// A requirement that was written `pypi::REQUIREMENT` on the command line: as a line of the `pip:` section.
+fn python_argument(written: &str, options: &ReadOptions, place: &Place) -> Result<PipItem> {
+    let context = requirements::Context { base_dir: Some(&options.root_dir), env: &options.env };
+    let mut items = requirements::parse(written, &context, &|_| Some(place.clone()))?;
+    match (items.pop(), items.is_empty()) {
+        (Some(item), true) if matches!(item.kind, PipKind::Requirement { .. }) => Ok(item),
+        _ => Err(Error::usage(format!("`{}` does not name a Python package", quote(written)))
+            .hint("`pypi::NAME`, with extras, versions or `@ URL`; anything else belongs into the `pip:` section of an environment.yml")),
+    }
 }
 
 fn read_one(input: &Fetched, options: &ReadOptions) -> Result<EnvSpec> {
@@ -460,6 +485,11 @@ fn parse_dependency(
             .because("a URL among the dependencies must end in .conda or .tar.bz2")
             .at(place)
             .hint("Python packages by URL go into the `pip:` section; channels are listed under `channels:`"));
+    }
+    if let Some(name) = text.strip_prefix("pypi::") {
+        return Err(Error::usage(format!("`{}` is a Python package, not one of a channel", quote(text)))
+            .at(place)
+            .hint(format!("put `{}` under `- pip:`", quote(name))));
     }
     let (spec, warning) = match_spec::parse_with_warning(text, Some(place.clone()))?;
     warnings.extend(warning);

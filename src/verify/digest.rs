@@ -3,7 +3,7 @@
 //! Two environments made from one lock at one path have the same digest, whatever the cache, the umask and the order of the work were. At different paths
 //! they have it once the replacements of the prefix that the package records list are undone (`relocatable`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use rattler_conda_types::package::FileMode;
@@ -17,10 +17,14 @@ use super::{find, read_all, replace, undo_binary};
 use crate::error::{Error, Result};
 use crate::install::hex_text;
 use crate::prefix::Prefix;
+use crate::pypi::record_file;
 use crate::report::{Phase, Progress};
 
 /// What stands for the path of the environment where no package says what stood there.
 const PLACEHOLDER: &str = "/PREFIX";
+
+/// Files of `conda-meta` that tell of moments: when something was done, or what a check of a machine found.
+const OF_TIME: [&str; 3] = ["conda-meta/history", crate::pypi::revisions::FILE, "conda-meta/tare/check.json"];
 
 /// The digest of an environment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -34,7 +38,8 @@ pub struct TreeDigest {
     pub lines: Vec<String>,
 }
 
-/// Hashes everything in the environment but what use and time change: `conda-meta/history`, and byte code that no package lists.
+/// Hashes everything in the environment but what use and time change: `conda-meta/history` and what goes with it, the report of the last check, and
+/// byte code that no package lists.
 ///
 /// # Errors
 /// Something cannot be read.
@@ -48,7 +53,9 @@ pub fn tree_digest(prefix: &Prefix, relocatable: bool, progress: &dyn Progress) 
         }
     }
     let made_for = prefix.stamp().ok().flatten().map_or_else(|| root.to_owned(), |stamp| stamp.prefix);
-    let context = Context { root, made_for: made_for.to_string_lossy().into_owned(), entries, relocatable };
+    let (noted, _) = crate::pypi::installed::noted(root);
+    let wheel_files = noted.into_iter().flat_map(|record| record.files).map(|file| PathBuf::from(file.path)).collect();
+    let context = Context { root, made_for: made_for.to_string_lossy().into_owned(), entries, wheel_files, relocatable };
     let mut paths = Vec::new();
     context.collect(Path::new(""), &mut paths)?;
     paths.sort();
@@ -69,6 +76,8 @@ struct Context<'a> {
     /// The path that the files name.
     made_for: String,
     entries: HashMap<&'a Path, &'a PathsEntry>,
+    /// What tare installed from wheels.
+    wheel_files: HashSet<PathBuf>,
     relocatable: bool,
 }
 
@@ -91,7 +100,7 @@ impl Context<'_> {
                 continue;
             }
             let in_pycache = folder.file_name().is_some_and(|name| name == "__pycache__");
-            if path == Path::new("conda-meta/history") || (in_pycache && !self.is_listed(&path)) {
+            if OF_TIME.iter().any(|file| path == Path::new(file)) || (in_pycache && !self.is_listed(&path)) {
                 continue;
             }
             paths.push(path);
@@ -150,6 +159,7 @@ impl Context<'_> {
                 "tare/environment.json" => Some(self.notes(&read()?)),
                 "tare/files" => Some(self.manifest(&String::from_utf8_lossy(&read()?)).into_bytes()),
                 "tare/modes" => Some(replace(&read()?, prefix, PLACEHOLDER.as_bytes())),
+                _ if name.starts_with("tare/pypi/") => Some(self.noted(&read()?)),
                 _ if name.ends_with(".json") && !name.contains('/') => Some(record(&read()?, self)),
                 _ => None,
             });
@@ -158,28 +168,74 @@ impl Context<'_> {
             return Ok(match (&entry.prefix_placeholder, entry.file_mode, entry.path_type) {
                 (Some(placeholder), Some(FileMode::Binary), _) => Some(undo_binary(&read()?, prefix, placeholder.as_bytes())),
                 (Some(placeholder), ..) => Some(replace(&read()?, prefix, placeholder.as_bytes())),
-                (None, _, PathType::UnixPythonEntryPoint) => Some(replace(&read()?, prefix, PLACEHOLDER.as_bytes())),
+                (None, _, PathType::UnixPythonEntryPoint) => Some(undo_script(&read()?, prefix)),
                 (None, _, PathType::PycFile) => Some(undo_byte_code(&read()?, prefix)),
                 _ => None,
             });
         }
         // What was installed from wheels has no record of replacements, but only these kinds of files can have one.
-        Ok(if text.ends_with(".pyc") {
-            Some(undo_byte_code(&read()?, prefix))
-        } else if text.ends_with(".dist-info/RECORD") {
-            Some(self.wheel_record(&String::from_utf8_lossy(&read()?)).into_bytes())
-        } else if path.parent().is_some_and(|folder| folder == Path::new("bin")) {
-            Some(replace(&read()?, prefix, PLACEHOLDER.as_bytes()))
-        } else {
-            None
-        })
+        if !varies_in_wheels(path) {
+            return Ok(None);
+        }
+        let bytes = read()?;
+        Ok(Some(match path.file_name().and_then(|name| name.to_str()).unwrap_or_default() {
+            name if name.ends_with(".pyc") => undo_byte_code(&bytes, prefix),
+            "RECORD" => self.wheel_record(path, &bytes),
+            // Of these only the line that names the interpreter was written for the place.
+            _ if path.starts_with("bin") && self.wheel_files.contains(path) => undo_script(&bytes, prefix),
+            _ => replace(&bytes, prefix, PLACEHOLDER.as_bytes()),
+        }))
     }
 
     /// Whether size and hash of a file depend on the path of the environment.
     fn depends_on_place(&self, path: &Path) -> bool {
-        self.entries.get(path).is_some_and(|entry| {
-            entry.prefix_placeholder.is_some() || matches!(entry.path_type, PathType::UnixPythonEntryPoint | PathType::PycFile)
-        })
+        match self.entries.get(path) {
+            Some(entry) => {
+                entry.prefix_placeholder.is_some() || matches!(entry.path_type, PathType::UnixPythonEntryPoint | PathType::PycFile)
+            }
+            None => varies_in_wheels(path),
+        }
+    }
+
+    /// Whether a file is what is said of it: then what is said follows from the file, which is hashed itself.
+    fn is_as_said(&self, path: &Path, sha256: &[u8], size: Option<u64>) -> bool {
+        super::hash_file(&self.root.join(path)).is_ok_and(|(found, len)| found[..] == *sha256 && size.is_none_or(|size| size == len))
+    }
+
+    /// tare's record of a Python package.
+    fn noted(&self, bytes: &[u8]) -> Vec<u8> {
+        let bytes = replace(bytes, self.made_for.as_bytes(), PLACEHOLDER.as_bytes());
+        let Ok(mut record) = serde_json::from_slice::<Value>(&bytes) else { return bytes };
+        for file in record["files"].as_array_mut().into_iter().flatten() {
+            let said = (|| {
+                let path = Path::new(file["path"].as_str()?);
+                let sha256 = crate::pypi::wheel::from_hex(file["sha256"].as_str()?)?;
+                Some(varies_in_wheels(path) && self.is_as_said(path, &sha256, file["size"].as_u64()))
+            })();
+            if let Some(file) = file.as_object_mut().filter(|_| said == Some(true)) {
+                file.remove("sha256");
+                file.remove("size");
+            }
+        }
+        record.to_string().into_bytes()
+    }
+
+    /// A `RECORD` without hash and size of what varies. `path`: where it lies, relative to the environment.
+    fn wheel_record(&self, path: &Path, bytes: &[u8]) -> Vec<u8> {
+        let text = String::from_utf8_lossy(bytes);
+        let site = path.parent().and_then(Path::parent).unwrap_or(Path::new(""));
+        let row = |written: &str| -> Option<String> {
+            let line = written.trim_end_matches('\r');
+            let parsed = record_file::parse(line).ok().filter(|lines| lines.len() == 1)?.pop()?;
+            let (path, sha256, size) = (record_file::inside(site, &parsed.path)?, parsed.sha256()?, parsed.size?);
+            let plain = record_file::row(&parsed.path, Some((&sha256, size))).trim_end() == line;
+            (plain && varies_in_wheels(&path) && self.is_as_said(&path, &sha256, Some(size))).then(|| format!("{}\0", parsed.path))
+        };
+        let rows: String = text
+            .split_inclusive('\n')
+            .map(|line| row(line.trim_end_matches('\n')).map_or_else(|| line.to_owned(), |row| row + "\n"))
+            .collect();
+        replace(rows.as_bytes(), self.made_for.as_bytes(), PLACEHOLDER.as_bytes())
     }
 
     fn notes(&self, bytes: &[u8]) -> Vec<u8> {
@@ -191,33 +247,60 @@ impl Context<'_> {
                 *record = record[0].take();
             }
         }
-        notes.to_string().into_bytes()
+        replace(notes.to_string().as_bytes(), self.made_for.as_bytes(), PLACEHOLDER.as_bytes())
+    }
+
+    fn has_size(&self, path: &str, size: &str) -> bool {
+        std::fs::symlink_metadata(self.root.join(path)).is_ok_and(|about| size == about.len().to_string())
     }
 
     fn manifest(&self, text: &str) -> String {
         let line = |line: &str| match line.split_once(' ') {
-            Some((_, path)) if self.depends_on_place(Path::new(path)) => format!("? {path}\n"),
+            Some((size, path)) if self.depends_on_place(Path::new(path)) && self.has_size(path, size) => format!("? {path}\n"),
             _ => format!("{line}\n"),
         };
         text.lines().map(line).collect()
     }
+}
 
-    /// Lines of scripts and byte code without hash and size.
-    fn wheel_record(&self, text: &str) -> String {
-        let line = |line: &str| {
-            let path = line.split(',').next().unwrap_or_default();
-            let varies = path.ends_with(".pyc") || path.contains("../bin/");
-            if varies { format!("{path},,\n") } else { format!("{line}\n") }
-        };
-        text.lines().map(line).collect()
+/// Whether a file of a Python package can have the path of the environment in it: byte code, scripts with the line that names the interpreter, the
+/// origin of what came from a folder in the environment, and the list that has hashes of all those.
+fn varies_in_wheels(path: &Path) -> bool {
+    let in_info = || path.parent().and_then(Path::extension).is_some_and(|extension| extension == "dist-info");
+    match path.file_name().and_then(|name| name.to_str()) {
+        Some("RECORD" | "direct_url.json") if in_info() => true,
+        Some(name) => name.ends_with(".pyc") || path.parent().is_some_and(|folder| folder == Path::new("bin")),
+        None => false,
     }
+}
+
+/// A Python script as it is for any path. Where the path of the interpreter is long or has blanks, `/bin/sh` starts it: here it never does.
+fn undo_script(bytes: &[u8], prefix: &[u8]) -> Vec<u8> {
+    let direct = [b"#!", prefix, b"/"].concat();
+    let by_shell = [b"#!/bin/sh\n'''exec' \"", prefix, b"/"].concat();
+    let rest = if let Some(rest) = bytes.strip_prefix(&direct[..]) {
+        rest.to_vec()
+    } else if let Some(rest) = bytes.strip_prefix(&by_shell[..])
+        && let Some(end) = find(rest, b"\" \"$0\" \"$@\" #'''")
+    {
+        [&rest[..end], &rest[end + b"\" \"$0\" \"$@\" #'''".len()..]].concat()
+    } else {
+        return replace(bytes, prefix, PLACEHOLDER.as_bytes());
+    };
+    [b"#!", PLACEHOLDER.as_bytes(), b"/", &rest].concat()
 }
 
 /// A package record without what depends on the path of the environment.
 fn record(bytes: &[u8], context: &Context<'_>) -> Vec<u8> {
     let Ok(mut record) = serde_json::from_slice::<Value>(bytes) else { return bytes.to_vec() };
     for entry in record.pointer_mut("/paths_data/paths").and_then(Value::as_array_mut).into_iter().flatten() {
-        let varies = entry["_path"].as_str().is_some_and(|path| context.depends_on_place(Path::new(path)));
+        let hash =
+            entry.get("sha256_in_prefix").or_else(|| entry.get("prefix_placeholder").is_none().then(|| entry.get("sha256")).flatten());
+        let hash = hash.and_then(Value::as_str).and_then(crate::pypi::wheel::from_hex);
+        let varies = entry["_path"].as_str().is_some_and(|path| {
+            let path = Path::new(path);
+            context.depends_on_place(path) && hash.is_none_or(|hash| context.is_as_said(path, &hash, None))
+        });
         if let Some(entry) = entry.as_object_mut().filter(|_| varies) {
             entry.remove("sha256_in_prefix");
             entry.remove("size_in_bytes");
@@ -251,6 +334,12 @@ fn undo_byte_code(bytes: &[u8], prefix: &[u8]) -> Vec<u8> {
         match text.filter(|(_, _, len)| *len >= prefix.len() && at + len <= rest.len()) {
             Some((start, kind, len)) => {
                 let new = replace(&rest[at..at + len], prefix, PLACEHOLDER.as_bytes());
+                // What is not ASCII because of the path has another form.
+                let kind = match kind {
+                    b'u' if new.is_ascii() => b'a',
+                    b't' if new.is_ascii() => b'A',
+                    kind => kind,
+                };
                 out.extend_from_slice(&rest[..start]);
                 out.push(kind | (rest[start] & REFERRED));
                 out.extend_from_slice(&u32::try_from(new.len()).unwrap_or(u32::MAX).to_le_bytes());
@@ -304,6 +393,43 @@ mod tests {
         assert_eq!(made("/e/a"), made("/elsewhere/b"));
         assert_eq!(made("/e/a"), made(&long));
         assert!(made("/e/a").windows(13).any(|window| window == b"/PREFIX/lib/m"));
+    }
+
+    #[test]
+    fn scripts_of_two_places_are_the_same_once_undone() {
+        let rest = "\nimport sys\nprint('/e/a/x')\n";
+        let direct = format!("#!/e/a/bin/python3.11{rest}");
+        let by_shell = format!("#!/bin/sh\n'''exec' \"/e/with blanks/bin/python3.11\" \"$0\" \"$@\" #'''{rest}");
+        let undone = undo_script(direct.as_bytes(), b"/e/a");
+        assert_eq!(String::from_utf8_lossy(&undone), format!("#!/PREFIX/bin/python3.11{rest}"));
+        assert_eq!(undone, undo_script(by_shell.as_bytes(), b"/e/with blanks"));
+        assert_ne!(undone, undo_script(by_shell.replace("print", "Print").as_bytes(), b"/e/with blanks"));
+    }
+
+    #[test]
+    fn what_a_record_says_counts_unless_it_follows_from_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        let path = Path::new("lib/python3.11/site-packages/x-1.dist-info/RECORD");
+        std::fs::create_dir(root.join("bin")).unwrap();
+        let context =
+            Context { root, made_for: "/e/a".to_owned(), entries: HashMap::new(), wheel_files: HashSet::new(), relocatable: true };
+        let undone = |script: &str, claimed: &str, module: u64| {
+            std::fs::write(root.join("bin/x"), script).unwrap();
+            let digest = Sha256::digest(claimed);
+            let text = record_file::row("../../../bin/x", Some((&digest, claimed.len() as u64)))
+                + &record_file::row("x/a,b.py", Some((&digest_of_nothing(), module)))
+                + "x-1.dist-info/RECORD,,\n";
+            context.wheel_record(path, text.as_bytes())
+        };
+        let right = undone("#!/e/a/bin/python", "#!/e/a/bin/python", 3);
+        assert_eq!(right, undone("#!/other/bin/python", "#!/other/bin/python", 3));
+        assert_ne!(right, undone("#!/e/a/bin/python", "#!/e/a/bin/pythoN", 3));
+        assert_ne!(right, undone("#!/e/a/bin/python", "#!/e/a/bin/python", 4));
+    }
+
+    fn digest_of_nothing() -> [u8; 32] {
+        Sha256::digest(b"").into()
     }
 
     #[test]

@@ -80,6 +80,25 @@ impl Fault {
             Fault::Unreadable => "unreadable",
         }
     }
+
+    /// What a file with the fault was, as half a sentence: `it was missing`.
+    pub fn sentence(self) -> &'static str {
+        match self {
+            Fault::Missing => "it was missing",
+            Fault::Changed => "its content was changed",
+            Fault::WrongLink => "it was a wrong link",
+            Fault::DanglingLink => "it was a dangling link",
+            Fault::WrongMode => "it had the wrong mode",
+            Fault::Extra => "it belonged to no package",
+            Fault::Foreign => "another tool had installed it",
+            Fault::StalePyc => "it was byte code of another source",
+            Fault::Moved => "it was made for another path",
+            Fault::DamagedRecord => "it was a damaged record",
+            Fault::UnmetDependency => "a dependency was unmet",
+            Fault::Drift => "it was not as locked",
+            Fault::Unreadable => "it could not be read",
+        }
+    }
 }
 
 /// One thing that is not as it should be.
@@ -640,18 +659,19 @@ fn foreign(prefix: &Prefix, records: &[PrefixRecord], stamp: Option<&Stamp>, dis
             });
         }
     }
-    // What tare itself installed from an index stands in its notes.
-    let noted = stamp.metadata.to_string();
     for distribution in distributions {
-        let installer = std::fs::read_to_string(prefix.path().join(&distribution.path).join("INSTALLER")).unwrap_or_default();
-        let ours = installer.trim() == "tare" || noted.contains(&format!("\"{}\"", distribution.name));
-        if !ours {
-            let tool = installer.trim();
+        let installed = crate::pypi::installed::of(prefix, distribution);
+        if !installed.is_ours() {
+            let tool = installed.installer.as_str();
             found.push(Finding {
                 fault: Fault::Foreign,
                 path: distribution.path.to_string_lossy().into_owned(),
                 package: Some(distribution.name.clone()),
-                detail: Some(if tool.is_empty() { "another tool installed it".to_owned() } else { format!("`{tool}` installed it") }),
+                detail: Some(match tool {
+                    "" => "another tool installed it".to_owned(),
+                    crate::pypi::install::INSTALLER => "it names tare as its installer, and tare has no record of it".to_owned(),
+                    tool => format!("`{tool}` installed it"),
+                }),
             });
         }
     }

@@ -169,7 +169,7 @@ fn update_from_a_file_merges_and_prune_makes_it_equal() {
     env.tare(&["create", "-f", "environment.yml"]).ok().stderr_has("nothing to do");
     env.tare(&["create", "-f", "environment.yml", "-n", "fresh"]).ok();
     let names = |name: &str| -> BTreeSet<String> {
-        tree(&env.envs().join(name), &["history", "environment.json", "mine", "bin/app", "app-1.0-0.json", "tare/files"])
+        tree(&env.envs().join(name), &["history", "environment.json", "mine", "bin/app", "app-1.0-0.json", "tare/files", "revisions.json"])
             .into_iter()
             .collect()
     };
@@ -378,7 +378,9 @@ fn mount_points_are_refused_with_the_reason() {
     let Some(inner) = Mounted::tmpfs(&prefix.join("data"), "1m") else { return };
     std::fs::write(prefix.join("data/big"), "data").unwrap();
     tare(&env, &channel, &["install", "-n", "e", "lib"]).expect_code(1).stderr_has("mounted inside").stderr_has("umount");
-    env.tare(&["remove", "-n", "e", "--all"]).expect_code(1).stderr_has("mounted inside");
+    env.tare(&["remove", "-n", "e", "--all", "--yes"]).expect_code(1).stderr_has("mounted inside");
+    tare(&env, &channel, &["create", "-n", "e", "--force", "lib"]).expect_code(1).stderr_has("mounted inside").stderr_has("umount");
+    env.tare(&["rename", "e", "f"]).expect_code(1).stderr_has("mounted inside");
     assert_eq!(read(prefix.join("data/big")), "data");
     drop(inner);
     tare(&env, &channel, &["install", "-n", "e", "lib"]).ok();
@@ -392,6 +394,46 @@ fn mount_points_are_refused_with_the_reason() {
     tare(&env, &channel, &["install", "-n", "m", "app"]).expect_code(1).stderr_has("is a mount point");
     tare(&env, &channel, &["create", "-n", "m", "--force", "app"]).expect_code(1).stderr_has("mount point");
     assert!(at.join("share/tool/tool.txt").exists());
+}
+
+/// What no channel can bring back is named before it goes, and goes only if that was said.
+#[test]
+fn files_of_the_user_are_not_lost_without_a_word() {
+    let (env, channel) = made(&["tool=1.0"]);
+    let prefix = env.envs().join("e");
+    std::fs::create_dir_all(prefix.join("notebooks")).unwrap();
+    std::fs::write(prefix.join("notebooks/work.ipynb"), "work").unwrap();
+    let whole = tree(&prefix, &[]);
+    // conda would ask, and without somebody who answers do nothing.
+    for args in [&["remove", "-n", "e", "--all"][..], &["env", "remove", "-n", "e"]] {
+        env.tare(args).expect_code(1).stderr_has("`notebooks/work.ipynb`").stderr_has("--yes");
+        env.tare(&[args, &["--dry-run"]].concat()).ok().stderr_has("`notebooks/work.ipynb`");
+    }
+    // Without `--force`, with or without `--yes`, an environment that is there stays, and what would be lost is named.
+    for more in [&[][..], &["--yes"]] {
+        let refused = tare(&env, &channel, &[&["create", "-n", "e", "lib"], more].concat()).expect_code(1);
+        refused.stderr_has("`notebooks/work.ipynb`").stderr_has("tare update -f FILE --prune");
+    }
+    tare(&env, &channel, &["create", "-n", "e", "--force", "--dry-run", "lib"]).ok().stderr_has("`notebooks/work.ipynb`");
+    assert_eq!(tree(&prefix, &[]), whole);
+    // Every other change keeps it.
+    tare(&env, &channel, &["install", "-n", "e", "lib=1.0"]).ok();
+    tare(&env, &channel, &["update", "-n", "e", "--all"]).ok();
+    env.tare(&["remove", "-n", "e", "lib"]).ok();
+    env.tare(&["rename", "e", "f"]).ok();
+    assert_eq!(read(env.envs().join("f/notebooks/work.ipynb")), "work");
+    // Said before it happens: a request that cannot be solved loses nothing.
+    let failed = tare(&env, &channel, &["create", "-n", "f", "--force", "nowhere"]);
+    assert!(failed.code != 0 && failed.stderr.contains("`notebooks/work.ipynb`"), "{}", failed.stderr);
+    assert_eq!(read(env.envs().join("f/notebooks/work.ipynb")), "work");
+    tare(&env, &channel, &["create", "-n", "f", "--force", "lib"]).ok().stderr_has("`notebooks/work.ipynb`");
+    assert!(!env.envs().join("f/notebooks").exists());
+    // Nothing to lose: nothing is said.
+    let again = tare(&env, &channel, &["create", "-n", "f", "--force", "tool"]).ok();
+    assert!(!again.stderr.contains("warning"), "{}", again.stderr);
+    std::fs::write(env.envs().join("f/mine"), "mine").unwrap();
+    env.tare(&["env", "remove", "-n", "f", "--yes"]).ok();
+    assert!(!env.envs().join("f").exists());
 }
 
 #[test]
@@ -413,8 +455,65 @@ fn a_full_disk_changes_nothing() {
     assert!(failed.stderr.to_lowercase().contains("space"), "{}", failed.stderr);
     assert_eq!(tree(&env.envs().join("e"), &[]), whole);
     assert_eq!(leftovers(&env), [""; 0]);
+    // The other changes: an update, a removal, a new environment in its place, another name.
+    for args in [
+        &["update", "-n", "e", "app=2.0"][..],
+        &["install", "-n", "e", "base", "tool"],
+        &["create", "-n", "e", "--force", "tool"],
+        &["create", "-n", "e", "--force", "large"],
+        &["create", "-n", "f", "--clone", "e"],
+        &["rename", "e", "f"],
+        &["env", "config", "vars", "set", "-n", "e", "LARGE=1"],
+    ] {
+        if args[0] == "env" {
+            // A few bytes may still find a place; half a file must not be.
+            let ran = env.tare(args);
+            let variables = env.tare(&["env", "config", "vars", "list", "-n", "e", "--json"]).ok().json();
+            assert_eq!(variables, if ran.code == 0 { json!({ "LARGE": "1" }) } else { json!({}) }, "{}", ran.stderr);
+            assert_eq!(leftovers(&env), [""; 0], "{args:?}");
+            continue;
+        }
+        let failed = if args[0] == "rename" || args.contains(&"--clone") { env.tare(args) } else { tare(&env, &channel, args) };
+        assert!(failed.code == 1 && failed.stderr.to_lowercase().contains("space"), "{args:?}: {} {}", failed.code, failed.stderr);
+        assert_eq!(tree(&env.envs().join("e"), &[]), whole, "{args:?}");
+        assert_eq!(leftovers(&env), [""; 0], "{args:?}");
+        assert!(!env.envs().join("f").exists(), "{args:?}");
+    }
+    // What frees space goes all the same, or says why not.
+    let removed = env.tare(&["remove", "-n", "e", "app"]);
+    assert!(removed.code == 0 || removed.stderr.to_lowercase().contains("space"), "{}", removed.stderr);
+    assert_eq!(leftovers(&env), [""; 0]);
     std::fs::remove_file(&filler).unwrap();
     tare(&env, &channel, &["install", "-n", "e", "tool"]).ok();
+    tare(&env, &channel, &["update", "-n", "e", "--all"]).ok();
+}
+
+/// The disk of the cache is full instead: nothing can be fetched or unpacked, and the environment is as it was.
+#[test]
+fn a_full_disk_of_the_cache_changes_nothing() {
+    let env = TestEnv::new();
+    let mut channel = channel(&env);
+    let noise: Vec<u8> = (0..3_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    for version in ["1.0", "2.0"] {
+        channel.add(&Package::new("large", version).file("share/large", [version.as_bytes(), noise.as_slice()].concat()));
+    }
+    let Some(_mounted) = Mounted::tmpfs(&env.cache(), "5m") else { return };
+    tare(&env, &channel, &["create", "-n", "e", "large=1.0", "app=1.0"]).ok();
+    let whole = tree(&env.envs().join("e"), &[]);
+    for args in
+        [&["update", "-n", "e", "large=2.0"][..], &["install", "-n", "e", "large=2.0"], &["create", "-n", "e", "--force", "large=2.0"]]
+    {
+        let failed = tare(&env, &channel, args);
+        assert!(failed.code == 1 && failed.stderr.to_lowercase().contains("space"), "{args:?}: {} {}", failed.code, failed.stderr);
+        assert!(failed.stderr.contains("hint: "), "{args:?}: {}", failed.stderr);
+        assert_eq!(tree(&env.envs().join("e"), &[]), whole, "{args:?}");
+        assert_eq!(leftovers(&env), [""; 0], "{args:?}");
+    }
+    // Neither half a package nor a lock is in the way when there is room again, and `remove` never needed any.
+    env.tare(&["remove", "-n", "e", "app"]).ok();
+    env.tare(&["clean", "--packages"]).ok();
+    tare(&env, &channel, &["update", "-n", "e", "large=2.0"]).ok();
+    env.tare(&["verify", "-n", "e"]).ok();
 }
 
 #[test]

@@ -168,3 +168,162 @@ fn ctrl_c_ends_the_programs_of_a_check() {
     assert!(stopped.elapsed() < Duration::from_secs(10));
     assert!(!PathBuf::from(format!("/proc/{program}")).exists(), "the program is still there");
 }
+
+/// Whether a process is there and no corpse.
+fn alive(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|text| !text.rsplit(')').next().unwrap_or("").trim().starts_with('Z'))
+}
+
+#[track_caller]
+fn gone(pid: u32) {
+    let started = Instant::now();
+    while alive(pid) {
+        assert!(started.elapsed() < Duration::from_secs(5), "process {pid} is still there");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn pid_in(mark: &std::path::Path) -> u32 {
+    let started = Instant::now();
+    loop {
+        match std::fs::read_to_string(mark).ok().and_then(|text| text.trim().parse().ok()) {
+            Some(pid) => return pid,
+            None => assert!(started.elapsed() < Duration::from_secs(60), "nothing in {}", mark.display()),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn what_an_environment_starts_in_the_background_neither_fails_it_nor_stays() {
+    let env = TestEnv::new();
+    let Some(path) = venv(&env, "v") else { return };
+    let mark = env.work().join("pid");
+    // A helper that holds the pipes of whoever starts Python.
+    let program =
+        format!("import subprocess\nopen({:?}, 'w').write(str(subprocess.Popen(['sleep', '300']).pid))\n", mark.display().to_string());
+    std::fs::write(site(&path).join("helper_of_mine.py"), program).unwrap();
+    std::fs::write(site(&path).join("start.pth"), "import helper_of_mine\n").unwrap();
+    let started = Instant::now();
+    env.tare(&["check", "-p", "v"]).ok().stdout_has("PASS        interpreter").stdout_has("run code at every start: start.pth");
+    assert!(started.elapsed() < Duration::from_secs(30));
+    gone(pid_in(&mark));
+
+    // An activation script that leaves a program in the background: `run` leaves it alone, `check` does not.
+    let prefix = env.envs().join("one");
+    for folder in ["conda-meta", "bin", "etc/conda/activate.d"] {
+        std::fs::create_dir_all(prefix.join(folder)).unwrap();
+    }
+    let script = prefix.join("etc/conda/activate.d/one.sh");
+    std::fs::write(&script, format!("export ONE=1\n(sleep 300; :) & echo $! > '{}'\n", mark.display())).unwrap();
+    let started = Instant::now();
+    // What a script leaves running writes where the caller does: that is not captured here.
+    let ran = env.command(&["run", "-n", "one", "sh", "-c", "echo $ONE"]).stderr(Stdio::null()).output().unwrap();
+    env.ran(ran).ok().stdout_has("1");
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    let left = pid_in(&mark);
+    assert!(alive(left), "what a script starts for the command stays");
+    let pid = rustix::process::Pid::from_raw(i32::try_from(left).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    std::fs::remove_file(&mark).unwrap();
+    env.tare(&["check", "-n", "one", "--timeout", "20"]).ok();
+    assert!(started.elapsed() < Duration::from_secs(40), "{:?}", started.elapsed());
+    gone(pid_in(&mark));
+}
+
+#[test]
+fn the_time_limit_holds_for_everything_that_is_run() {
+    let env = TestEnv::new();
+    let hanging = env.write("python", "#!/bin/sh\nsleep 300\n");
+    std::fs::set_permissions(&hanging, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let started = Instant::now();
+    env.tare(&["check", "--python", "./python", "--timeout", "1"]).expect_code(2).stderr_has("did not end within 1 s");
+    let prefix = env.envs().join("one");
+    for folder in ["conda-meta", "bin", "etc/conda/activate.d"] {
+        std::fs::create_dir_all(prefix.join(folder)).unwrap();
+    }
+    std::os::unix::fs::symlink("/bin/true", prefix.join("bin/python")).unwrap();
+    std::fs::write(prefix.join("etc/conda/activate.d/one.sh"), "sleep 300\n").unwrap();
+    let ran = env.tare(&["check", "-n", "one", "--timeout", "1"]).expect_code(6);
+    ran.stdout_has("FAIL        interpreter").stdout_has("they did not end within 1 s");
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+}
+
+#[test]
+fn nothing_is_left_when_tare_is_killed() {
+    let env = TestEnv::new();
+    let Some(path) = venv(&env, "v") else { return };
+    let mark = env.work().join("pid");
+    let program = format!(
+        "import os, subprocess, time\nopen({:?}, 'w').write(str(subprocess.Popen(['sleep', '300']).pid))\ntime.sleep(600)\n",
+        mark.display().to_string()
+    );
+    std::fs::write(site(&path).join("sitecustomize.py"), program).unwrap();
+    let mut child = env.command(&["check", "-p", "v"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let grandchild = pid_in(&mark);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    gone(grandchild);
+}
+
+#[test]
+fn credentials_in_what_is_shown_are_masked() {
+    let env = TestEnv::new();
+    if venv(&env, "v").is_none() {
+        return;
+    }
+    let env = env.var("PYTHONPATH", "https://me:hunter2@pypi.example/simple:/tmp/x").var("CUDA_HOME", "me:hunter2@proxy.example:3128");
+    for format in ["text", "json", "junit", "html"] {
+        let ran = env.tare(&["check", "-p", "v", "--format", format, "-v"]);
+        assert!(!ran.stdout.contains("hunter2") && !ran.stderr.contains("hunter2"), "{format}: {}", ran.stdout);
+        assert!(ran.stdout.contains("PYTHONPATH is set to `https://me:********@"), "{format}: {}", ran.stdout);
+    }
+    env.tare(&["check", "-p", "v", "--json", "-o", "r.json"]);
+    assert!(!std::fs::read_to_string(env.work().join("r.json")).unwrap().contains("hunter2"));
+}
+
+#[test]
+fn a_folder_that_is_no_environment_leads_to_one() {
+    let env = TestEnv::new();
+    std::fs::create_dir(env.work().join("plain")).unwrap();
+    env.tare(&["check", "-p", "plain"])
+        .expect_code(1)
+        .stderr_has("neither a folder `conda-meta` (tare, conda, mamba, pixi) nor a file `pyvenv.cfg` (venv, uv)")
+        .stderr_has("tare check --python /usr/bin/python3");
+    env.write("plain/.venv/pyvenv.cfg", "home = /usr/bin\n");
+    env.tare(&["check", "-p", "plain"])
+        .expect_code(1)
+        .stderr_has("did you mean the virtual environment in it? tare check -p [WORK]/plain/.venv");
+    env.tare(&["check", "-p", "plain/.venv", "-o", "-"]).expect_code(2).stderr_has("--format html|junit|json");
+}
+
+#[test]
+fn a_driver_in_trouble_is_told_and_libcuda_answers_for_nvml() {
+    let env = TestEnv::new().with_fake_driver().var("TARE_FAKE_DEVICES", "32MiB;name=Card of tests;cc=9.0");
+    if venv(&env, "v").is_none() {
+        return;
+    }
+    let with = |cuda: &str, nvml: &str| {
+        let mut command = env.command(&["check", "-p", "v", "--json"]);
+        command.env("TARE_FAKE_CUDA", cuda).env("TARE_FAKE_NVML", nvml);
+        env.ran(command.output().unwrap())
+    };
+    let json = with("", "hang=nvmlInit").ok().json();
+    assert_eq!(
+        (&json["devices"][0]["name"], &json["devices"][0]["compute_capability"]),
+        (&"Card of tests".into(), &"9.0".into()),
+        "{json:#}"
+    );
+    assert_eq!(json["driver"]["cuda"], "12.4");
+    assert!(json["driver"]["problem"].as_str().is_some_and(|text| text.starts_with("NVML did not answer within")), "{json:#}");
+    let memory = json["steps"].as_array().unwrap().iter().find(|step| step["id"] == "memory").unwrap();
+    assert_eq!(memory["verdict"], "pass", "{memory:#}");
+
+    // A stub of the toolkit is no driver.
+    let json = with("fail=cuInit:34,fail=cuDriverGetVersion:34", "init=9").ok().json();
+    let problem = json["driver"]["problem"].as_str().unwrap_or_default();
+    assert!(problem.starts_with("a stub library, not a driver: `") && problem.contains("/driver/libcuda.so"), "{json:#}");
+    assert!(json["driver"]["hint"].as_str().is_some_and(|text| text.contains("out of LD_LIBRARY_PATH")), "{json:#}");
+    let memory = json["steps"].as_array().unwrap().iter().find(|step| step["id"] == "memory").unwrap();
+    assert_eq!((&memory["verdict"], memory["reason"].as_str()), (&"not-tested".into(), Some(problem)), "{memory:#}");
+}

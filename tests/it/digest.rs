@@ -5,6 +5,7 @@ use std::path::Path;
 
 use crate::common::TestEnv;
 use crate::common::channel::{Channel, Package};
+use crate::common::wheel::Wheel;
 
 fn digest(env: &TestEnv, prefix: &Path, relocatable: bool) -> (String, String) {
     let mut args = vec!["env", "digest", "--files", "-p", prefix.to_str().unwrap()];
@@ -31,6 +32,16 @@ fn with_umask(env: &TestEnv, umask: u32, args: &[&str]) {
     let _ = command.stdin(std::process::Stdio::null());
     env.ran(shell.output().unwrap()).ok();
 }
+
+/// Files of the Python packages of a test.
+const PYTHON_FILES: [&str; 6] = [
+    "conda-meta/tare/files",
+    "lib/python3.11/site-packages/alpha/__init__.py",
+    "lib/python3.11/site-packages/alpha/__pycache__/__init__.cpython-311.pyc",
+    "lib/python3.11/site-packages/direct-1.0.dist-info/direct_url.json",
+    "lib/python3.11/site-packages/alpha-1.0.dist-info/RECORD",
+    "conda-meta/tare/pypi/alpha.json",
+];
 
 /// Syncs the lock of the working directory in every way, and compares.
 fn same_lock_same_tree(env: &TestEnv, thorough: bool) {
@@ -74,12 +85,41 @@ fn same_lock_same_tree(env: &TestEnv, thorough: bool) {
         assert_eq!(other, lines);
         assert_eq!(there, here);
     }
-    // Anything at all changes it.
-    let script = prefix.join("bin/app");
-    if script.exists() {
-        std::fs::write(&script, "#!/bin/sh\n").unwrap();
-        assert_ne!(digest(env, &prefix, true).0, here);
+    if thorough {
+        // What was there before does not matter.
+        std::fs::remove_dir_all(&prefix).unwrap();
+        env.write(
+            "other.yml",
+            std::fs::read_to_string(env.work().join("environment.yml")).unwrap().replace("variables: {A: b}", "variables: {A: c}"),
+        );
+        env.tare(&["lock", "-f", "other.yml", "--no-pip", "-o", "other.lock"]).ok();
+        with_umask(env, 0o077, &["sync", "-p", at, "other.lock"]);
+        std::fs::write(prefix.join("conda-meta/tare/check.json"), "{}").unwrap();
+        with_umask(env, 0o077, &["sync", "-p", at, "tare.lock"]);
+        std::fs::write(prefix.join("conda-meta/tare/check.json"), "{}").unwrap();
+        assert_eq!(digest(env, &prefix, false).1, first.as_ref().unwrap().1, "after another environment");
     }
+    // Anything at all changes it.
+    let files: Vec<&str> = ["bin/app", "bin/alpha", "bin/alpha-raw"].into_iter().chain(PYTHON_FILES).collect();
+    let files: Vec<(&str, Vec<u8>)> = files.into_iter().filter_map(|file| Some((file, std::fs::read(prefix.join(file)).ok()?))).collect();
+    assert!(!files.is_empty());
+    for (file, bytes) in &files {
+        let mut flipped = bytes.clone();
+        *flipped.last_mut().unwrap() ^= 1;
+        // Not through a link into the cache.
+        std::fs::remove_file(prefix.join(file)).unwrap();
+        std::fs::write(prefix.join(file), flipped).unwrap();
+        use std::os::unix::fs::PermissionsExt;
+        let mode = if file.starts_with("bin/") { 0o755 } else { 0o644 };
+        std::fs::set_permissions(prefix.join(file), std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let (_, flipped) = digest(env, &prefix, true);
+    for (file, bytes) in files {
+        let line = |lines: &str| lines.lines().find(|line| line.ends_with(&format!(" {file}"))).unwrap().to_owned();
+        assert_ne!(line(&flipped), line(&lines), "{file}");
+        std::fs::write(prefix.join(file), bytes).unwrap();
+    }
+    assert_eq!(digest(env, &prefix, true).0, here);
     std::fs::create_dir(prefix.join("new")).unwrap();
     assert_ne!(digest(env, &prefix, false).0, first.unwrap().0);
 }
@@ -116,7 +156,21 @@ fn byte_code_and_entry_points_too() {
         package = package.file(&format!("site-packages/pure/{module}.py"), format!("def main():\n    return '{module}'\n"));
     }
     channel.add(&package);
-    env.write("environment.yml", format!("channels: [host, '{}', nodefaults]\ndependencies: [python=3.11, pure]\n", channel.url()));
+    let wheels = env.work().join("wheels");
+    Wheel::new("alpha", "1.0")
+        .file("alpha/__init__.py", "def main():\n    return lambda: 'alpha'\n")
+        .file("alpha/data, with a comma.txt", "x")
+        .program("alpha-1.0.data/scripts/alpha-raw", "#!python\nprint('/e/nothing/of/this/place')\n")
+        .entry_points("[console_scripts]\nalpha = alpha:main\n")
+        .write(&wheels);
+    Wheel::new("direct", "1.0").file("direct.py", "X = 1\n").write(&wheels);
+    env.write(
+        "environment.yml",
+        format!(
+            "channels: [host, '{}', nodefaults]\ndependencies:\n- python=3.11\n- pip\n- pure\n- pip: [--no-index, --find-links wheels, alpha, ./wheels/direct-1.0-py3-none-any.whl]\n",
+            channel.url()
+        ),
+    );
     let locked = env.tare(&["lock", "-f", "environment.yml"]);
     if locked.code != 0 && locked.stderr.contains("no relocatable CPython") {
         eprintln!("skipped: no relocatable CPython 3.11 on this machine");
@@ -124,6 +178,26 @@ fn byte_code_and_entry_points_too() {
     }
     locked.ok();
     same_lock_same_tree(&env, false);
+    for file in PYTHON_FILES {
+        assert!(env.path().join("elsewhere/x").join(file).is_file(), "{file}");
+    }
+    // A long path with blanks, where `/bin/sh` starts the scripts.
+    let here = digest(&env, &env.path().join("elsewhere/x"), true);
+    {
+        let name = "with blanks ".repeat(12) + "end";
+        let elsewhere = env.path().join("elsewhere").join(&name);
+        env.tare(&["sync", "-p", elsewhere.to_str().unwrap(), "tare.lock"]).ok();
+        assert!(std::fs::read_to_string(elsewhere.join("bin/alpha")).unwrap().starts_with("#!/bin/sh\n"));
+        let there = digest(&env, &elsewhere, true);
+        // What conda's packages have such a path in comes out otherwise there.
+        let ours = |lines: &str| -> Vec<String> {
+            let of_test =
+                |line: &&str| ["alpha", "direct", "pure"].iter().any(|name| line.contains(name)) && !line.contains("conda-meta/pure");
+            lines.lines().filter(of_test).map(str::to_owned).collect()
+        };
+        assert!(ours(&here.1).len() > 20);
+        assert_eq!(ours(&there.1), ours(&here.1), "{name}");
+    }
     // Using it changes nothing that counts.
     let prefix = env.path().join("elsewhere/x");
     let before = digest(&env, &prefix, true).0;

@@ -111,3 +111,27 @@ fn names_are_validated() {
     }
     env.tare(&["create", "--override-channels", "-c", &channel.url(), "lib"]).expect_code(2).stderr_has("-n");
 }
+
+#[test]
+fn the_name_of_an_environment_in_place_of_a_program_is_pointed_out() {
+    let (env, _channel) = with_demo();
+    let run = |args: &[&str]| env.tare(&[&["run"], args].concat());
+    let hint = "`demo` is an environment: tare run -n demo app 'two words'";
+    run(&["demo", "app", "two words"]).expect_code(125).stderr_has(hint);
+    let prefix = env.envs().join("demo").display().to_string();
+    let mut command = env.command(&["run", "demo", "app", "two words"]);
+    env.ran(command.env("CONDA_PREFIX", &prefix).output().unwrap()).expect_code(127).stderr_has(hint);
+    let other = run(&["-n", "demo", "nosuch"]).expect_code(127);
+    assert!(!other.stderr.contains("is an environment"), "{}", other.stderr);
+}
+
+#[test]
+fn a_channel_that_nobody_named_is_said_to_be_that() {
+    let (env, channel) = with_demo();
+    env.write("env.yml", format!("channels: ['{}']\ndependencies: [nosuch]\n", channel.url()));
+    let ran = env.tare(&["create", "-n", "x", "-f", "env.yml"]).expect_code(7);
+    ran.stderr_has("hint: `conda-forge` was not named but appended; to leave it out, list `nodefaults`");
+    let second = crate::common::channel::Channel::new(env.path().join("second"));
+    let mut command = env.command(&["create", "-n", "x", "-f", "env.yml"]);
+    env.ran(command.env("CONDA_CHANNELS", second.url()).output().unwrap()).expect_code(3).stderr_has("was not named but appended");
+}

@@ -141,3 +141,39 @@ fn locks_are_converted_and_compared() {
     assert_eq!(json["findings"][0]["fault"], "drift");
     env.tare(&["diff", "no-such-file.lock", "e"]).expect_code(2);
 }
+
+#[test]
+fn channels_survive_an_export() {
+    use crate::common::channel::{Channel, Package};
+    let env = TestEnv::new();
+    let (mut first, mut second) = (Channel::new(env.path().join("first")), Channel::new(env.path().join("second")));
+    first.add(&Package::new("a", "1.0").file("share/a", ""));
+    second.add(&Package::new("a", "2.0").file("share/a", ""));
+    second.add(&Package::new("b", "1.0").file("share/b", ""));
+    let (one, two) = (first.url(), second.url());
+    env.write("environment.yml", format!("name: e\nchannels: ['{one}', '{two}', nodefaults]\ndependencies: [a]\n"));
+    env.tare(&["create", "-f", "environment.yml"]).ok();
+    env.tare(&["create", "-n", "flags", "--override-channels", "-c", &one, "-c", &two, "a"]).ok();
+    env.tare(&["lock", "-f", "environment.yml"]).ok();
+    env.tare(&["sync", "-n", "synced"]).ok();
+    let wanted = serde_json::json!([one, two, "nodefaults"]);
+    let real = |text: &str| text.replace("[ROOT]", &env.path().display().to_string()).replace("[ENVS]", &env.envs().display().to_string());
+    for (number, name) in ["e", "flags", "synced"].into_iter().enumerate() {
+        for (more, forms) in [&[][..], &["--requested"], &["--from-history"], &["--no-builds"]].into_iter().enumerate() {
+            let text = real(&env.tare(&[&["export", "-n", name], forms].concat()).ok().stdout);
+            let read: serde_json::Value = serde_yaml::from_str(&text).unwrap();
+            let channels: Vec<&str> =
+                read["channels"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().trim_end_matches('/')).collect();
+            let expected: Vec<&str> = wanted.as_array().unwrap().iter().map(|name| name.as_str().unwrap().trim_end_matches('/')).collect();
+            assert_eq!(channels, expected, "{name} {forms:?}");
+            env.write("again.yml", &text);
+            let again = format!("again{number}{more}");
+            // A channel more would have to be fetched, and nothing can be here.
+            let made = env.tare(&["create", "-n", &again, "-f", "again.yml"]).ok();
+            assert!(!made.stderr.contains("appended"), "{}", made.stderr);
+            env.tare(&["diff", "e", &again]).ok();
+        }
+    }
+    let converted = real(&env.tare(&["convert", "tare.lock", "--to", "environment-yaml"]).ok().stdout);
+    assert!(converted.contains("- nodefaults"), "{converted}");
+}

@@ -46,8 +46,9 @@ fn a_network_that_fails_during_a_change_leaves_the_old_environment() {
     let before = tree(&prefix, &[]);
     let install = [&["install", "-n", "e", "top0"][..], &from].concat();
     let update = [&["update", "-n", "e", "lib=2.0"][..], &from].concat();
+    let replace = [&["create", "-n", "e", "--force", "lib=2.0"][..], &from].concat();
     let storm = || Fault::Status { code: 503, times: 10_000, headers: vec![] };
-    for args in [&install, &update] {
+    for args in [&install, &update, &replace] {
         for (path, fault) in [
             ("/ch/linux-64/", storm()),
             ("/ch/linux-64/top0-", storm()),
@@ -80,12 +81,19 @@ fn a_network_that_fails_during_a_change_leaves_the_old_environment() {
     server.heal();
     // A wrong hash is no matter of the network.
     let now = tree(&prefix, &[]);
-    channel.edit("linux-64", "top1-1.0-0.conda", |record| record["sha256"] = serde_json::json!("00".repeat(32)));
-    empty_cache(&env);
-    let ran = env.tare(&[&["install", "-n", "e", "top1"][..], &from].concat());
-    assert!(matches!(ran.code, 1 | 5 | 7), "{}: {}", ran.code, ran.stderr);
-    assert_eq!(tree(&prefix, &[]), now);
-    assert_eq!(leftovers(&env), [""; 0]);
+    for (archive, args) in [
+        ("top1-1.0-0.conda", &["install", "-n", "e", "top1"][..]),
+        ("lib-2.0-0.conda", &["update", "-n", "e", "lib=2.0"]),
+        ("lib-2.0-0.conda", &["create", "-n", "e", "--force", "lib=2.0"]),
+    ] {
+        channel.edit("linux-64", archive, |record| record["sha256"] = serde_json::json!("00".repeat(32)));
+        empty_cache(&env);
+        let ran = env.tare(&[args, &from].concat());
+        assert_eq!(ran.code, 5, "{args:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains(archive.split('-').next().unwrap()), "{args:?}: {}", ran.stderr);
+        assert_eq!(tree(&prefix, &[]), now, "{args:?}");
+        assert_eq!(leftovers(&env), [""; 0], "{args:?}");
+    }
 }
 
 #[test]
@@ -97,6 +105,24 @@ fn a_cache_that_vanishes_under_a_change_is_an_error_or_no_matter() {
     env.tare(&[&["create", "-n", "e", "lib=1.0"][..], &from].concat()).ok();
     let prefix = env.envs().join("e");
     let count = |name: &str| std::fs::read_dir(prefix.join(name)).map_or(0, Iterator::count);
+    // `update` too: between two versions, and the environment is wholly of one of them.
+    let text = |nth: usize| std::fs::read_to_string(prefix.join(format!("share/lib/{nth}"))).unwrap();
+    for round in 0..6_u64 {
+        let wanted = if round % 2 == 0 { "lib=2.0" } else { "lib=1.0" };
+        let args = [&["update", "-n", "e", wanted][..], &from].concat();
+        let child = env.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(20 + 40 * round));
+        let _ = std::fs::remove_dir_all(env.cache());
+        let _ = std::fs::create_dir(env.cache());
+        let ran = env.ran(child.wait_with_output().unwrap());
+        assert!(!ran.stderr.contains("panicked") && matches!(ran.code, 0 | 1 | 5 | 7), "{}: {}", ran.code, ran.stderr);
+        let version = if text(0).starts_with("0 1.0") { "1.0" } else { "2.0" };
+        assert!(count("share/lib") == 40 && (0..40).all(|nth| text(nth).starts_with(&format!("{nth} {version}"))), "round {round}");
+        assert!(ran.code != 0 || wanted.ends_with(version), "round {round}");
+        env.tare(&args).ok();
+        assert!(text(7).starts_with(&format!("7 {}", &wanted[4..])), "round {round}");
+        assert_eq!(leftovers(&env), [""; 0]);
+    }
     for round in 0..6_u64 {
         let args: Vec<&str> =
             if round % 2 == 0 { vec!["install", "-n", "e", "top0", "top1"] } else { vec!["remove", "-n", "e", "top0", "top1"] };

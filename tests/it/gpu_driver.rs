@@ -1,5 +1,6 @@
 //! `tare gpu info` and `tare gpu top` against the fake driver libraries, and without any.
 
+use crate::common::terminal::program;
 use crate::common::{TestEnv, fakes};
 
 /// A machine without a driver: whatever the real one has is not found by these names.
@@ -78,8 +79,8 @@ fn every_card_is_shown_with_what_each_library_says_of_it() {
 #[test]
 fn a_driver_in_trouble_is_told_and_does_not_take_the_command_with_it() {
     let cases: [(&str, &str, &str); 7] = [
-        ("TARE_FAKE_CUDA", "crash=cuInit", "libcuda crashed (signal: 11 (SIGSEGV)"),
-        ("TARE_FAKE_NVML", "crash=nvmlInit", "NVML crashed (signal: 11 (SIGSEGV)"),
+        ("TARE_FAKE_CUDA", "crash=cuInit", "libcuda crashed: SIGSEGV"),
+        ("TARE_FAKE_NVML", "crash=nvmlInit", "NVML crashed: SIGSEGV"),
         (
             "TARE_FAKE_CUDA",
             "init=803",
@@ -127,4 +128,32 @@ fn top_shows_what_a_process_offers_beside_what_the_driver_counts() {
     env.tare(&["gpu", "top", "--interval", "0"]).expect_code(2).stderr_has("from 0.1 to 3600");
     // NVML that crashes: said, and no crash of ours.
     env.var("TARE_FAKE_NVML", "crash=nvmlDeviceGetCount").tare(&["gpu", "top", "--once"]).ok().stdout_has("NVML crashed");
+}
+
+#[test]
+fn a_signal_gives_the_terminal_back() {
+    if program("script").is_none() {
+        return;
+    }
+    let env = TestEnv::new().with_fake_driver();
+    let tare = env!("CARGO_BIN_EXE_tare");
+    env.write("one.sh", format!("stty -g > before\n(sleep 2; kill -TERM $(cat pid)) &\nsh -c 'echo $$ > pid; exec {tare} gpu top'\necho $? > code\nstty -g > after\n"));
+    let mut command = env.other("script");
+    // The end of its input would be the end of the terminal.
+    let mut child = command
+        .args(["-qec", "sh one.sh", "/dev/null"])
+        .env("SHELL", "/bin/sh")
+        .env("TERM", "xterm")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let input = child.stdin.take();
+    let shown = env.ran(child.wait_with_output().unwrap()).stdout;
+    drop(input);
+    let read = |name: &str| std::fs::read_to_string(env.work().join(name)).unwrap();
+    assert_eq!(read("code"), "130\n", "{shown}");
+    assert!(shown.contains("\x1b[?1049h") && shown.contains("\x1b[?1049l"), "{shown:?}");
+    assert_eq!(read("before"), read("after"));
 }

@@ -78,6 +78,93 @@ fn a_simulated_card_needs_no_driver() {
     env.tare(&["gpu", "selftest", "--budget", "soon"]).expect_code(2);
 }
 
+#[test]
+fn a_driver_that_hangs_or_crashes_is_a_failure_with_its_call() {
+    let cases = [
+        ("hang=cuMemAlloc@2", "", "timeout", "cuMemAlloc"),
+        ("hang=cuInit", "", "timeout", "cuInit"),
+        ("hang=cuMemcpyDtoH@9", "", "timeout", "cuMemcpyDtoH"),
+        ("crash=cuMemFree", "", "driver-error", "cuMemFree"),
+        ("crash=cuInit", "", "driver-error", "cuInit"),
+        ("", "hang=nvmlDeviceGetTotalEccErrors@2", "timeout", "NVML (error counters)"),
+    ];
+    for (cuda, nvml, cause, call) in cases {
+        let started = std::time::Instant::now();
+        let (code, document) = selftest(&fake("32MiB", cuda, nvml), &["--call-limit", "1s"]);
+        assert_eq!((code, verdict(&document)), (6, ("fail", cause)), "{cuda} {nvml}: {document:#}");
+        let finding = &document["devices"][0]["findings"][0];
+        assert_eq!(finding["call"], call, "{cuda} {nvml}: {finding:#}");
+        let text = finding["text"].as_str().unwrap();
+        let expected = if cause == "timeout" { "did not come back from" } else { "crashed: SIGSEGV" };
+        assert!(text.contains(expected), "{text}");
+        assert!(started.elapsed().as_secs() < 20, "{cuda} {nvml}: {:?}", started.elapsed());
+    }
+    // A fault that does not exist is refused, and loudly.
+    for wrong in ["skip=tare_exchange", "fail=cuMemAlocc:2", "hang=nothing", "melt=1", "skip=5/tare_fill", "oom=1MiB:2"] {
+        let (code, document) = selftest(&fake("32MiB", wrong, ""), &[]);
+        let text = document["devices"][0]["findings"][0]["text"].as_str().unwrap_or_default().to_owned();
+        assert!(code == 6 && text.contains("fake driver: ") && text.contains("SIGABRT"), "{wrong}: {document:#}");
+    }
+}
+
+#[test]
+fn a_signal_ends_the_test_and_its_process() {
+    use std::process::Stdio;
+    let env = fake("32MiB", "hang=cuMemAlloc", "");
+    for (signal, code) in
+        [(rustix::process::Signal::TERM, Some(130)), (rustix::process::Signal::INT, Some(130)), (rustix::process::Signal::KILL, None)]
+    {
+        let mut child = env.command(&["gpu", "selftest"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        // The process of the test may be a child of any thread.
+        let tree = |pid: u32| -> Vec<String> {
+            let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+            threads
+                .flat_map(|thread| {
+                    let text = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+                    text.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+                })
+                .collect()
+        };
+        let started = std::time::Instant::now();
+        let mut found = tree(child.id());
+        while found.len() < 2 {
+            assert!(started.elapsed().as_secs() < 30, "the process of the test did not start");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            found = tree(child.id());
+        }
+        // It is in the call by now, or soon.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let pid = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), code, "{signal:?}");
+        let started = std::time::Instant::now();
+        let alive = |pid: &String| {
+            std::fs::read_to_string(format!("/proc/{pid}/stat"))
+                .is_ok_and(|text| !text.rsplit(')').next().unwrap_or("").trim().starts_with('Z'))
+        };
+        while found.iter().any(alive) {
+            assert!(started.elapsed().as_secs() < 5, "{signal:?}: {found:?} are still there");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_addresses_are_explained() {
+    let env = TestEnv::new();
+    env.tare(&["gpu", "selftest", "--device", "sim:64MiB,others=1TiB"])
+        .expect_code(2)
+        .stderr_has("a card of 64MiB cannot be like that: others would hold 1.00 TiB")
+        .stderr_has("hint: `others` and `busy` together are at most the size of the card");
+    env.tare(&["gpu", "selftest", "--level", "quick", "--device", "sim:64MiB,stuck=0x900003:2"])
+        .expect_code(6)
+        .stdout_has("addresses are virtual, as this process saw the memory")
+        .stdout_has("those of `--device sim:` are physical, in the card");
+    // A stub of the toolkit is no driver.
+    let ran = fake("32MiB", "init=34", "").tare(&["gpu", "selftest"]).ok();
+    ran.stdout_has("NOT TESTED: a stub library, not a driver: `").stdout_has("out of LD_LIBRARY_PATH");
+}
+
 /// Numbers that look random, the same in every run.
 fn number(seed: &mut u64) -> u64 {
     *seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -131,6 +218,11 @@ fn planted() -> Vec<(String, String, &'static str, &'static str)> {
     }
     list.push(cuda("late=2".into(), "late-events"));
     list.push(cuda("skip=tare_verify".into(), "kernels"));
+    list.push(cuda("skip=tare_fill".into(), "kernels"));
+    list.push(cuda("skip=tare_copy".into(), "kernels"));
+    list.push(cuda("skip=tare_read".into(), "kernels"));
+    list.push(cuda("skip=tare_modulo_fill".into(), "kernels"));
+    list.push(cuda("skip=tare_modulo_verify".into(), "kernels"));
     list.push(cuda("skip=tare_verify_write".into(), "kernels"));
     list.push(cuda(format!("leak=4MiB@{}", 80 + number(&mut seed) % 100), "leak"));
     for fault in ["ecc=volatile.corrected:3@40", "ecc=aggregate.uncorrected:1@90"] {

@@ -32,6 +32,28 @@ fn quickstart_works_without_any_conda_channel() {
     env.tare(&["run", "-n", "quickstart", "python", "-m", "pip", "--version"]).ok().stdout_has("[ENVS]/quickstart");
     env.tare(&["run", "-n", "quickstart", "pip", "--version"]).ok();
 
+    // A lock asks for one version and `create` for any that fits: what is noted of the package is the same, and there.
+    env.tare(&["export", "-n", "quickstart", "--format", "tare", "-o", "tare.lock"]).ok();
+    env.tare(&["sync", "-n", "synced"]).ok();
+    let origin = |name: &str| -> Vec<(String, serde_json::Value, serde_json::Value)> {
+        let meta = std::fs::read_dir(env.envs().join(name).join("conda-meta")).unwrap().map(|entry| entry.unwrap().path());
+        let mut found: Vec<_> = meta
+            .filter(|path| path.extension().is_some_and(|end| end == "json"))
+            .map(|path| {
+                let record: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+                (path.file_name().unwrap().to_string_lossy().into_owned(), record["url"].clone(), record["channel"].clone())
+            })
+            .collect();
+        found.sort_by(|a, b| a.0.cmp(&b.0));
+        found
+    };
+    let made = origin("quickstart");
+    assert_eq!(made, origin("synced"));
+    for (_, url, _) in &made {
+        let path = url.as_str().unwrap().strip_prefix("file://").unwrap();
+        assert!(path.contains("/host/channels/pool/") && std::path::Path::new(path).is_file(), "{path}");
+    }
+
     std::fs::remove_dir_all(&prefix).unwrap();
     env.tare(&["create", "-f", file]).ok();
     assert_eq!(first, crate::common::tree(&prefix, &without));

@@ -165,7 +165,7 @@ fn sync_makes_the_environment_and_then_does_nothing() {
     assert_eq!(std::fs::read_to_string(prefix.join("lib/lib.txt")).unwrap(), "two");
 
     // The same lock at the same place: the same tree.
-    let without = ["conda-meta/history"];
+    let without = ["conda-meta/history", "conda-meta/tare/revisions.json"];
     let first = crate::common::tree(&prefix, &without);
     std::fs::remove_dir_all(&prefix).unwrap();
     env.tare(&["create", "--locked", "-f", "environment.yml"]).ok();
@@ -258,4 +258,37 @@ fn a_gpu_lock_installs_without_a_gpu_with_one_warning() {
     // Nothing to do is nothing to warn of.
     let again = env.tare(&["sync", "-n", "a"]).ok();
     assert!(!again.stderr.contains("warning"), "{}", again.stderr);
+}
+
+#[test]
+fn hints_name_the_files_and_counts_say_what_they_count() {
+    let env = TestEnv::new();
+    let mut channel = Channel::new(env.path().join("channel"));
+    channel.add(&Package::new("lib", "1.0").file("lib/lib.txt", "one"));
+    let text =
+        |more: &str| format!("name: demo\nchannels: ['{}', nodefaults]\ndependencies: [lib]\nvariables: {{A: b}}\n{more}", channel.url());
+    env.write("my env.yml", text(""));
+    env.tare(&["lock", "-f", "my env.yml", "-o", "gpu.lock", "--platform", "linux-64"]).ok();
+    env.tare(&["lock", "--check", "-f", "my env.yml", "gpu.lock"])
+        .ok()
+        .stderr_has("`gpu.lock` satisfies what is asked for: 1 conda requirement, 1 channel, 1 variable on linux-64");
+    env.tare(&["lock", "--check", "-f", "my env.yml", "gpu.lock", "--platform", "win-64"])
+        .expect_code(4)
+        .stderr_has("hint: to add it: tare lock -f 'my env.yml' -o gpu.lock --platform win-64");
+    env.write("environment.yml", text("").replace("[lib]", "['lib >=2']"));
+    env.tare(&["lock", "--check", "-f", "environment.yml", "gpu.lock"])
+        .expect_code(4)
+        .stderr_has("hint: to bring it up to date: tare lock -f environment.yml -o gpu.lock");
+    env.tare(&["sync", "-n", "x", "gpu.lock", "--platform", "win-64"])
+        .expect_code(4)
+        .stderr_has("hint: to add it: tare lock -f environment.yml -o gpu.lock --platform win-64");
+    env.tare(&["create", "-n", "x", "--lock", "gpu.lock", "-f", "my env.yml", "--cuda", "12.6"])
+        .expect_code(2)
+        .stderr_has("hint: lock again: tare lock -f 'my env.yml' -o gpu.lock --cuda 12.6");
+    // Two platforms with the same, then with different requirements.
+    env.write("two.yml", text("platforms: [linux-64, osx-arm64]\n").replace("[lib]", "\n- lib"));
+    channel.add(&Package::new("lib", "1.0").subdir("osx-arm64").file("lib/lib.txt", "one"));
+    env.tare(&["lock", "-f", "two.yml"]).ok();
+    let both = env.tare(&["lock", "--check", "-f", "two.yml"]).ok();
+    both.stderr_has("1 conda requirement, 1 channel, 1 variable on each of linux-64, osx-arm64");
 }

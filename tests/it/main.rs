@@ -28,4 +28,5 @@ mod pip_locks;
 mod reference;
 mod repair;
 mod shells;
+mod site;
 mod wheels;

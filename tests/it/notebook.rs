@@ -23,6 +23,7 @@ fn environment(env: &TestEnv, ipykernel: bool) -> PathBuf {
             .file("site-packages/ipykernel_launcher.py", "")
             .file("site-packages/ipykernel/__init__.py", ""),
     );
+    channel.add(&Package::new("extra", "1.0").file("share/extra", ""));
     let url = channel.url();
     let mut args = vec!["create", "-n", "vision", "--override-channels", "-c", &url, "--no-compile", "python"];
     if ipykernel {
@@ -93,6 +94,92 @@ fn an_environment_becomes_a_kernel_that_starts_through_activation() {
 }
 
 #[test]
+fn the_package_is_tares_own_and_no_part_of_the_environment_for_others() {
+    let env = TestEnv::new();
+    let prefix = environment(&env, true);
+    let url = format!("file://{}", env.path().join("channel").display());
+    let file = |rest: &str| {
+        env.write("environment.yml", format!("name: vision\nchannels: ['{url}', nodefaults]\ndependencies: [python, ipykernel{rest}]\n"))
+    };
+    file("");
+    let create = ["create", "--no-compile", "-f", "environment.yml", "--force"];
+    env.tare(&create).ok();
+    env.tare(&["export", "-n", "vision", "--format", "tare", "-o", "before.lock"]).ok();
+    env.tare(&["notebook", "install", "-n", "vision", "--prefix", prefix.to_str().unwrap()]).ok();
+    env.tare(&["notebook", "install", "-n", "vision"]).ok();
+    let there = || prefix.join("lib/python3.11/site-packages/tare_notebook/__init__.py").exists();
+    assert!(!prefix.join("lib/python3.11/site-packages/tare_notebook-0.1.0.dist-info/direct_url.json").exists());
+
+    // Nothing is to be done, for the input and for the lock.
+    env.tare(&create[..4]).ok().stderr_has("nothing to do");
+    env.tare(&["sync", "-n", "vision", "before.lock"]).ok().stderr_has("nothing to do");
+    env.tare(&["verify", "-n", "vision", "before.lock"]).ok();
+    env.tare(&["diff", "vision", "before.lock"]).ok().stderr_has("`tare-notebook==0.1.0` of `vision` is tare's own");
+    env.tare(&["update", "-f", "environment.yml", "--prune"]).ok().stderr_has("nothing to do");
+    env.tare(&["list", "-n", "vision"]).ok().stdout_has("tare-notebook").stderr_has("is tare's own tooling");
+    let rows = env.tare(&["list", "-n", "vision", "--json"]).ok().json();
+    let marked: Vec<&str> =
+        rows.as_array().unwrap().iter().filter(|row| row["tooling"] == true).filter_map(|row| row["name"].as_str()).collect();
+    assert_eq!(marked, ["tare-notebook"]);
+    // No format has it, and each says so once.
+    for format in [
+        "environment-yaml",
+        "environment-json",
+        "explicit",
+        "requirements",
+        "pip",
+        "conda-lock",
+        "pixi",
+        "tare",
+        "pylock",
+        "cyclonedx",
+        "spdx",
+    ] {
+        let ran = env.tare(&["export", "-n", "vision", "--format", format]).ok();
+        assert!(!ran.stdout.contains("tare-notebook") && !ran.stdout.contains("tare_notebook"), "{format}\n{}", ran.stdout);
+        assert_eq!(ran.stderr.matches("`tare-notebook` is tare's own tooling and left out").count(), 1, "{format}\n{}", ran.stderr);
+    }
+    let list = env.tare(&["list", "-n", "vision", "--export"]).ok().stderr_has("left out");
+    assert!(!list.stdout.contains("tare-notebook"), "{}", list.stdout);
+
+    // It is still verified, and repaired without a cache: the program carries it.
+    let module = prefix.join("lib/python3.11/site-packages/tare_notebook/_zero.py");
+    std::fs::remove_file(&module).unwrap();
+    std::fs::write(&module, "").unwrap();
+    env.tare(&["verify", "-n", "vision"]).expect_code(5).stdout_has("tare_notebook/_zero.py");
+    std::fs::remove_dir_all(env.cache()).unwrap();
+    std::fs::create_dir(env.cache()).unwrap();
+    env.tare(&["verify", "-n", "vision", "--repair", "--no-extra"]).ok();
+    assert!(std::fs::metadata(&module).unwrap().len() > 0);
+
+    // A copy has the package, and is no kernel; nor does it know what was checked.
+    std::fs::write(prefix.join("conda-meta/tare/check.json"), "{}").unwrap();
+    env.tare(&["create", "-n", "copy", "--clone", "vision"]).ok();
+    let copy = env.envs().join("copy");
+    assert!(prefix.join("share/jupyter/kernels/tare-vision/kernel.json").exists());
+    assert!(!copy.join("share/jupyter").exists() && !copy.join("conda-meta/tare/check.json").exists());
+    assert!(copy.join("lib/python3.11/site-packages/tare_notebook/__init__.py").exists());
+    env.tare(&["diff", "vision", "copy"]).ok();
+    env.tare(&["verify", "-n", "copy"]).ok();
+    env.tare(&["notebook", "list"]).ok().stdout_has("ready");
+    std::fs::remove_dir_all(prefix.join("share/jupyter")).unwrap();
+
+    // What takes the place of the environment has it again.
+    file(", extra");
+    env.tare(&["update", "-f", "environment.yml", "--prune", "--no-compile"]).ok();
+    assert!(there());
+    env.tare(&["sync", "-n", "vision", "before.lock"]).ok().stderr_has("changed `[ENVS]/vision`");
+    assert!(there());
+    env.tare(&["create", "--no-compile", "-f", "environment.yml", "--force"]).ok();
+    assert!(there());
+    env.tare(&["verify", "-n", "vision"]).ok();
+    env.tare(&["remove", "-n", "vision", "pypi::tare-notebook"]).ok();
+    env.tare(&["create", "--no-compile", "-f", "environment.yml"]).ok().stderr_has("nothing to do");
+    env.tare(&["notebook", "list"]).ok().stdout_has("no tare_notebook");
+    assert_eq!(env.tare(&["notebook", "list", "--json"]).ok().json()["kernels"][0]["state"], "no-package");
+}
+
+#[test]
 fn a_kernel_whose_environment_is_gone_says_so_and_ends() {
     let env = TestEnv::new();
     let prefix = environment(&env, true);
@@ -146,6 +233,70 @@ fn what_cannot_be_a_kernel_is_told_how_it_can() {
     env.tare(&["notebook", "install", "-n", "three", "--prefix", there.to_str().unwrap(), "--name", "shared"]).ok();
     assert!(there.join("share/jupyter/kernels/shared/kernel.json").exists());
     env.tare(&["notebook", "list", "--prefix", there.to_str().unwrap()]).ok().stdout_has("shared");
+}
+
+#[test]
+fn hostile_names_and_places_are_refused_and_nothing_is_left() {
+    let env = TestEnv::new();
+    let prefix = environment(&env, true);
+    let before = tree(&prefix, &[]);
+    let kernels = env.home().join(".local/share/jupyter/kernels");
+    for text in ["", " ", "two\nlines", "\u{1b}[2J", "tab\there", "a\u{202e}b", &"x".repeat(300)] {
+        let ran = env.tare(&["notebook", "install", "-n", "vision", "--display-name", text]).expect_code(2);
+        assert!(!ran.stderr.contains('\u{1b}') && ran.stderr.contains("name that people see"), "{}", ran.stderr);
+    }
+    env.tare(&["notebook", "install", "-n", "vision", "--name", &"k".repeat(300)]).expect_code(2);
+    env.tare(&["notebook", "install", "-n", "vision", "--name", "a\nb"]).expect_code(2);
+    // A place that cannot be written: told before the environment changes.
+    std::fs::write(env.path().join("file"), "").unwrap();
+    let mut command = env.command(&["notebook", "install", "-n", "vision"]);
+    let ran = env.ran(command.env("JUPYTER_DATA_DIR", env.path().join("file/jupyter")).output().unwrap()).expect_code(1);
+    ran.stderr_has("write the kernelspec into").stderr_has("JUPYTER_DATA_DIR").stderr_has("--no-kernel");
+    assert_eq!(before, tree(&prefix, &[]));
+    assert!(!kernels.exists());
+    // Odd but harmless text goes through.
+    let odd = "\"q\" 'x' $HOME `id` {a} <b> \u{1f600} größe";
+    env.tare(&["notebook", "install", "-n", "vision", "--display-name", odd]).ok();
+    assert_eq!(kernel_json(&env, "tare-vision")["display_name"], odd);
+    env.tare(&["notebook", "list"]).ok().stdout_has(odd);
+    // What others wrote into it does not reach the terminal.
+    let file = kernels.join("tare-vision/kernel.json");
+    let edited = std::fs::read_to_string(&file).unwrap().replace("größe", "\\u001b[2J\\n");
+    std::fs::write(&file, edited).unwrap();
+    let listed = env.tare(&["notebook", "list"]).ok();
+    assert!(!listed.stdout.contains('\u{1b}') && listed.stdout.lines().count() == 2, "{}", listed.stdout);
+    // A killed run left a folder without a kernelspec.
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(kernels.join("tare-vision/.kernel.json.newAbC"), "{").unwrap();
+    env.tare(&["notebook", "install", "-n", "vision"]).ok();
+    env.tare(&["notebook", "list"]).ok().stdout_has("ready");
+}
+
+#[test]
+fn two_at_once_make_one_kernel() {
+    let env = TestEnv::new();
+    environment(&env, true);
+    let mut children: Vec<_> = (0..4)
+        .map(|_| {
+            let mut command = env.command(&["notebook", "install", "-n", "vision"]);
+            command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    for child in children.drain(..) {
+        env.ran(child.wait_with_output().unwrap()).ok();
+    }
+    env.tare(&["verify", "-n", "vision"]).ok();
+    let folder = env.home().join(".local/share/jupyter/kernels/tare-vision");
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+    env.tare(&["notebook", "list"]).ok().stdout_has("ready");
+    let children: Vec<_> =
+        (0..3).map(|_| env.command(&["notebook", "remove", "tare-vision"]).stderr(std::process::Stdio::piped()).spawn().unwrap()).collect();
+    // Whoever is late says that there is none, or has removed the rest of it.
+    for child in children {
+        let ran = env.ran(child.wait_with_output().unwrap());
+        assert!(ran.code == 0 || (ran.code == 1 && ran.stderr.contains("there is no kernel")), "{} {}", ran.code, ran.stderr);
+    }
+    assert!(!folder.exists());
 }
 
 /// The interpreter for the tests in Python; `None` after saying so.

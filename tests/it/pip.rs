@@ -244,10 +244,32 @@ fn what_is_asked_for(world: &World) {
     assert_eq!(world.index.server.seen().len(), before);
     world.env.write("reqs/hold.txt", "base<1\n");
     let differs = world.create("asked", PYTHON, "-r reqs/more.txt").expect_code(1);
-    differs.stderr_has("the pip differ");
+    differs.stderr_has("what differs: the `pip:` section\n").stderr_has("hint: to change it in place: tare update -f asked.yml --prune\n");
+    // Who asked for what, in both halves.
+    let why = |args: &[&str]| world.env.tare(&[&["why"], args].concat()).ok();
+    why(&["-n", "asked", "addon"])
+        .stdout_has("addon 3 pypi_0\n╰─ requested in the `pip:` section: `app[more]` (app 1.0)\n   ╰─ needs `addon ; extra == 'more'`\n");
+    let json = why(&["-n", "asked", "pypi::base", "--json"]).json();
+    assert_eq!((json["source"].as_str(), json["requested"].as_bool(), json["version"].as_str()), (Some("pypi"), Some(false), Some("1.0")));
+    assert_eq!(json["needed_by"][0], serde_json::json!(["pypi::app", "base>=1"]));
+    let steps = json["paths"][0].as_array().unwrap();
+    assert_eq!((steps[0]["source"].as_str(), steps[0]["spec"].as_str()), (Some("pypi"), Some("app[more]")));
+    why(&["-n", "asked", "pip"]).stdout_has("requested: `pip`");
+    world.env.tare(&["why", "-n", "asked", "aded"]).expect_code(1);
+    world.env.tare(&["why", "-n", "asked", "bose"]).expect_code(1).stderr_has("did you mean `base`?");
+    world.env.write("reqs/hold.txt", "base<1.5\n");
+    world.env.tare(&["lock", "-f", "asked.yml", "-o", "asked.lock"]).ok();
+    why(&["--lock", "asked.lock", "addon"]).stdout_has("requested in the `pip:` section").stdout_has("needs `addon ; extra == 'more'`");
+    world.env.tare(&["why", "--lock", "asked.lock", "nosuch"]).expect_code(1).stderr_has("`nosuch` is not in the lock");
+    world.env.write("reqs/hold.txt", "base<1\n");
     // Changes: another file adds, an equal one with --prune takes away.
     world.write("asked", PYTHON, "addon");
-    world.env.tare(&["update", "-n", "asked", "-f", "asked.yml", "--prune", "--no-compile"]).ok();
+    world
+        .env
+        .tare(&["update", "-n", "asked", "-f", "asked.yml", "--prune", "--no-compile"])
+        .ok()
+        .stderr_has("changed `asked`: 2 Python packages removed, ")
+        .stderr_has(" and 1 Python package kept, in ");
     assert_eq!(
         world.python("asked", "import importlib.util as u; print([bool(u.find_spec(n)) for n in ('app', 'base', 'addon')])"),
         "[False, False, True]"
@@ -255,6 +277,26 @@ fn what_is_asked_for(world: &World) {
     world.write("asked", PYTHON, "base");
     world.env.tare(&["install", "-n", "asked", "-f", "asked.yml", "--no-compile"]).ok();
     assert_eq!(world.python("asked", "import base, addon; print(base.version)"), "1.5");
+    // By the name on the command line, as `remove` takes them.
+    let index = ("PIP_INDEX_URL", index.url());
+    let install = |args: &[&str]| {
+        let mut command = world.env.command(&[&["install", "-n", "asked", "--no-compile"], args].concat());
+        world.env.ran(command.env(index.0, &index.1).output().unwrap())
+    };
+    let added = install(&["pypi::app[more]<2"]).ok().stderr_has("app 1.0 added").stderr_has(": 1 Python package linked, ");
+    assert!(!added.stderr.contains("is added to the dependencies"), "{}", added.stderr);
+    assert_eq!(world.python("asked", "import app, addon, base; print(app.version, base.version)"), "1.0 1.5");
+    why(&["-n", "asked", "app"]).stdout_has("`app[more]<2`");
+    why(&["-n", "asked", "base"]).stdout_has("requested in the `pip:` section: `base`");
+    install(&["pypi::app"]).ok();
+    install(&["pip:app"]).expect_code(2).stderr_has("hint: a package of the Python package index is named by two colons: 'pypi::app'");
+    install(&["neverheardof"]).expect_code(3).stderr_has("'pypi::neverheardof', or a line under `pip:`");
+    world.index.wheel("base", "1.7", &[]);
+    let mut command = world.env.command(&["update", "-n", "asked", "--no-compile", "pypi::base"]);
+    world.env.ran(command.env(index.0, &index.1).output().unwrap()).ok().stderr_has("base 1.5 -> 1.7");
+    world.env.tare(&["update", "-n", "asked", "pypi::absent"]).expect_code(1).stderr_has("tare install 'pypi::absent'");
+    world.env.tare(&["create", "-n", "copy", "--clone", "asked"]).ok().stderr_has("as a copy: ").stderr_has("3 Python packages linked");
+    world.env.tare(&["remove", "-n", "asked", "pypi::app"]).ok().stderr_has("app 1.0 removed");
     let skipped = {
         let file = world.write("skipped", PYTHON, "app");
         world.env.tare(&["create", "-f", &file, "--no-compile", "--no-pip"]).ok()
@@ -272,6 +314,9 @@ fn one_of_each(world: &World) {
     index.wheel("choosy", "2", &["Requires-Dist: numlib>=2"]);
     let with = &["python=3.11", "numlib=1.26"];
     world.create("one", with, "plain\nnumlib>=1.20\nchoosy").ok();
+    // A conda package that a Python package needs as well.
+    let all = world.env.tare(&["why", "-n", "one", "numlib", "--all"]).ok();
+    all.stdout_has("├─ requested: `numlib 1.26.*`").stdout_has("`pip:` section: `choosy` (choosy 1)\n│  ╰─ needs `numlib<2`");
     assert_eq!(world.python("one", "import numlib, plain, choosy; print(numlib.version, choosy.version)"), "1.26.4 1");
     let list = world.env.tare(&["list", "-n", "one"]).ok().stdout;
     assert_eq!(list.lines().filter(|line| line.starts_with("numlib ")).count(), 1, "{list}");
@@ -367,6 +412,79 @@ fn secrets(world: &World) {
     assert!(ran.code == 7 && !ran.stderr.contains("wrongxyz"), "{} {}", ran.code, ran.stderr);
 }
 
+/// What the engine is let in with, tare's own download is let in with; nobody else gets it, and it is written nowhere.
+fn credentials(world: &World) {
+    const STANDARD: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let index = Index::new();
+    let elsewhere = TestServer::new();
+    index.wheel("inner", "1", &["Requires-Dist: outer"]);
+    // A file of another server stands in the same index.
+    let bytes = wheel("outer", "1", &[]);
+    elsewhere.put("/outer-1-py3-none-any.whl", bytes.clone());
+    let hash = hex(&sha2::Sha256::digest(&bytes));
+    let page = format!("<a href=\"{}#sha256={hash}\">outer-1-py3-none-any.whl</a>", elsewhere.url("/outer-1-py3-none-any.whl"));
+    index.server.put("/simple/outer/", page.into_bytes());
+    index.server.guard(Guard::Basic(base64(b"me:hunter2xyzab", STANDARD)));
+    let (plain, full) = (index.url(), index.url().replace("http://", "http://me:hunter2xyzab@"));
+    let user = index.url().replace("http://", "http://me@");
+    let head = format!("channels: [host, '{}', nodefaults]\ndependencies:\n  - pip\n  - python=3.11\n  - pip:\n", world.channel.url());
+    let home = world.env.home();
+    let is_uv = world.engine == "uv";
+    type Case = (&'static str, &'static str, String, Vec<(&'static str, String)>);
+    let netrc = "machine 127.0.0.1 login me password hunter2xyzab\n".to_owned();
+    let mut cases: Vec<Case> = vec![
+        ("pipconf", ".config/pip/pip.conf", format!("[global]\nindex-url = {full}\n"), vec![]),
+        ("pipextra", ".pip/pip.conf", format!("[install]\nextra-index-url =\n    {full}\n"), vec![("PIP_INDEX_URL", world.index.url())]),
+        ("pipenv", "", String::new(), vec![("PIP_INDEX_URL", full.clone())]),
+        ("netrc", ".netrc", netrc.clone(), vec![("PIP_INDEX_URL", plain.clone())]),
+        ("netrcuser", ".netrc", format!("# mine\n{netrc}"), vec![("PIP_INDEX_URL", user)]),
+    ];
+    if is_uv {
+        cases.push(("uvtoml", ".config/uv/uv.toml", format!("[[index]]\nurl = \"{full}\"\ndefault = true\n"), vec![]));
+        cases.push(("uvenv", "", String::new(), vec![("UV_DEFAULT_INDEX", full.clone())]));
+        let named = format!("[[index]]\nname = \"in-house\"\nurl = \"{plain}\"\ndefault = true\n");
+        let pair = vec![("UV_INDEX_IN_HOUSE_USERNAME", "me".to_owned()), ("UV_INDEX_IN_HOUSE_PASSWORD", "hunter2xyzab".to_owned())];
+        cases.push(("uvnamed", ".config/uv/uv.toml", named, pair));
+    }
+    for (name, file, text, variables) in cases {
+        let _ = std::fs::remove_dir_all(world.env.cache().join("pkgs/.tare-wheels"));
+        let yaml = world.env.write("private.yml", format!("{head}      - inner\n"));
+        let path = home.join(file);
+        if !file.is_empty() {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, text).unwrap();
+        }
+        let run = |args: &[&str]| {
+            let mut command = world.env.command(args);
+            command.envs(variables.iter().map(|(name, value)| (*name, value.as_str()))).env("RUST_LOG", "trace");
+            let ran = world.env.ran(command.output().unwrap());
+            assert!(!ran.stdout.contains("hunter2") && !ran.stderr.contains("hunter2"), "{name}: {}\n{}", ran.stdout, ran.stderr);
+            assert!(!ran.stderr.contains(&base64(b"me:hunter2xyzab", STANDARD)), "{name}: {}", ran.stderr);
+            assert_eq!(ran.code, 0, "{name}: {}\n{}", ran.stdout, ran.stderr);
+        };
+        run(&["create", "-n", name, "-f", yaml.to_str().unwrap(), "--no-compile", "--json", "-vv"]);
+        let lock = format!("{name}.lock");
+        run(&["lock", "-f", yaml.to_str().unwrap(), "-o", &lock]);
+        // From the lock too, which knows of no credentials.
+        let _ = std::fs::remove_dir_all(world.env.cache().join("pkgs/.tare-wheels"));
+        run(&["sync", "-p", "synced", &lock, "--no-compile"]);
+        for folder in [&world.env.envs(), &world.env.cache(), &world.env.work()] {
+            for line in tree(folder, &[]) {
+                let file = folder.join(line.split(' ').next().unwrap());
+                let holds = std::fs::read(&file).is_ok_and(|bytes| bytes.windows(10).any(|window| window == b"hunter2xyz"));
+                assert!(!holds, "{name}: {}", file.display());
+            }
+        }
+        std::fs::remove_dir_all(world.env.work().join("synced")).unwrap();
+        if !file.is_empty() {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    let asked = elsewhere.seen();
+    assert!(asked.iter().any(|seen| seen.path.starts_with("/outer")), "{asked:?}");
+    assert!(asked.iter().all(|seen| !seen.headers.contains_key("authorization")), "{asked:?}");
+}
+
 fn interrupted(world: &World) {
     world.index.server.fault("/simple/slow/", Fault::Slow(Duration::from_secs(8)));
     world.index.wheel("slow", "1", &[]);
@@ -420,7 +538,7 @@ fn run(engine: &'static str, parts: &[fn(&World)]) {
 
 #[test]
 fn pip_resolves_and_changes_follow() {
-    run("pip", &[what_is_asked_for, one_of_each, secrets]);
+    run("pip", &[what_is_asked_for, one_of_each, secrets, credentials]);
 }
 
 #[test]
@@ -430,7 +548,7 @@ fn pip_builds_and_what_goes_wrong_leaves_nothing() {
 
 #[test]
 fn uv_resolves_and_changes_follow() {
-    run("uv", &[what_is_asked_for, one_of_each, secrets]);
+    run("uv", &[what_is_asked_for, one_of_each, secrets, credentials]);
 }
 
 #[test]

@@ -357,3 +357,53 @@ fn modes_of_another_tool_are_no_fault_after_a_change() {
     chmod(&file, 0o644);
     env.tare(&["verify", "-n", "e"]).expect_code(5).stdout_has("0644 instead of 0664");
 }
+
+#[test]
+fn a_dry_run_changes_nothing_and_siblings_are_named() {
+    let (env, channel) = made(&["app", "tool"]);
+    tare(&env, &channel, &["create", "-n", "sibling", "app", "tool"]).ok();
+    let (prefix, sibling) = (env.envs().join("e"), env.envs().join("sibling"));
+    use std::os::unix::fs::MetadataExt;
+    let inode = |path: &Path| std::fs::metadata(path).unwrap().ino();
+    if inode(&prefix.join("share/app/data")) != inode(&sibling.join("share/app/data")) {
+        eprintln!("skipped: no hard links here");
+        return;
+    }
+    // Written into the file that the cache and the other environment have too.
+    std::fs::write(prefix.join("share/app/data"), "tada").unwrap();
+    chmod(prefix.join("share/tool/tool.txt"), 0o666);
+    let trees = || {
+        let cache = env.cache().join("pkgs");
+        // Locks come and go.
+        let cache: Vec<String> = tree(&cache, &[".lock"]).into_iter().filter(|line| !line.starts_with(".tare-locks/")).collect();
+        (tree(&prefix, &[]), tree(&sibling, &[]), cache)
+    };
+    let before = trees();
+    let dry = env.tare(&["verify", "-n", "e", "--repair", "--dry-run"]).expect_code(5);
+    let dry = dry.stderr_has("would link 2 packages anew: app, tool").stderr_has("would fetch again").stderr_has("app, tool");
+    dry.stderr_has("`[ENVS]/sibling` has the very same damaged files").stderr_has("tare verify -p '[ENVS]/sibling' --repair");
+    assert_eq!(before, trees());
+    // What cannot come is known without trying.
+    let archives: Vec<_> = std::fs::read_dir(channel.root().join("linux-64")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let aside = env.path().join("aside");
+    std::fs::rename(channel.root(), &aside).unwrap();
+    assert!(archives.len() > 1);
+    env.tare(&["verify", "-n", "e", "--repair", "--dry-run"])
+        .expect_code(5)
+        .stderr_has("`app` cannot be repaired")
+        .stderr_has("is not there");
+    std::fs::rename(&aside, channel.root()).unwrap();
+
+    let done = env.tare(&["verify", "-n", "e", "--repair", "--json"]).ok().json();
+    assert_eq!(done["repair"]["fetched"], json!(["app", "tool"]));
+    assert_eq!(done["repair"]["siblings"][0]["files"], json!(["share/app/data", "share/tool/tool.txt"]));
+    // Nothing was written into the file of the other one.
+    assert_eq!(std::fs::read_to_string(sibling.join("share/app/data")).unwrap(), "tada");
+    assert_eq!(std::fs::metadata(sibling.join("share/tool/tool.txt")).unwrap().mode() & 0o777, 0o666);
+    assert_ne!(inode(&prefix.join("share/app/data")), inode(&sibling.join("share/app/data")));
+    let told = env.tare(&["verify", "-n", "sibling", "--repair"]).ok();
+    told.stderr_has("repaired `share/tool/tool.txt`: it had the wrong mode")
+        .stderr_has("repaired `share/app/data`: its content was changed");
+    env.tare(&["verify", "-n", "e"]).ok();
+    env.tare(&["verify", "-n", "sibling"]).ok();
+}

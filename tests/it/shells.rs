@@ -371,6 +371,133 @@ fn init_writes_and_takes_out_its_block() {
     ask(&["activate", "./x"]).stderr_has("is not loaded").stderr_has("-p ./x");
 }
 
+/// A start-up file that is no file, and a home that is none: refused at once, and nothing is written anywhere.
+#[test]
+fn init_refuses_what_is_no_file_and_no_home() {
+    let env = TestEnv::new();
+    let rc = env.home().join(".bashrc");
+    let made = std::process::Command::new("mkfifo").arg(&rc).status().unwrap();
+    assert!(made.success());
+    std::fs::create_dir(env.home().join(".zshrc")).unwrap();
+    std::os::unix::fs::symlink("/dev/null", env.home().join(".zshenv")).unwrap();
+    for args in [&["init", "bash"][..], &["init", "bash", "--undo"], &["init", "bash", "--dry-run"], &["init", "fish", "bash"]] {
+        env.tare(args).expect_code(1).stderr_has("[HOME]/.bashrc").stderr_has("named pipe");
+    }
+    assert!(!env.home().join(".config/fish").exists(), "all or none");
+    env.tare(&["init", "zsh"]).expect_code(1).stderr_has("a folder");
+    // Without the function, `activate` looks whether it is set up.
+    let mut ask = env.command(&["activate", "x"]);
+    env.ran(ask.env("SHELL", "/bin/bash").output().unwrap()).expect_code(1).stderr_has("not set up");
+    std::fs::remove_file(&rc).unwrap();
+    std::os::unix::fs::symlink(env.path().join("elsewhere"), &rc).unwrap();
+    env.tare(&["init", "bash"]).ok();
+    assert!(std::fs::symlink_metadata(&rc).unwrap().is_symlink() && env.path().join("elsewhere").is_file());
+
+    // A list of environments and settings that are pipes are no reason to wait either.
+    let env = TestEnv::new();
+    std::fs::create_dir_all(env.home().join(".conda")).unwrap();
+    std::fs::create_dir_all(env.home().join(".config/tare")).unwrap();
+    for name in [".conda/environments.txt", ".condarc", ".config/tare/config.toml"] {
+        assert!(std::process::Command::new("mkfifo").arg(env.home().join(name)).status().unwrap().success());
+    }
+    let mut channel = crate::common::channel::Channel::new(env.path().join("channel"));
+    channel.add(&crate::common::channel::Package::new("p", "1.0").file("share/p", "p"));
+    env.tare(&["create", "-n", "e", "--override-channels", "-c", &channel.url(), "p"]).ok();
+    env.tare(&["env", "list"]).ok().stdout_has("[ENVS]/e");
+    env.tare(&["config", "set", "offline", "true"]).expect_code(1).stderr_has("named pipe");
+    env.tare(&["remove", "-n", "e", "--all"]).ok();
+}
+
+#[test]
+fn a_home_that_is_empty_or_relative_is_refused_where_something_would_be_written() {
+    let mut channel_env = TestEnv::new();
+    channel_env = channel_env.var("TARE_TEST", "1");
+    let mut channel = crate::common::channel::Channel::new(channel_env.path().join("channel"));
+    channel.add(&crate::common::channel::Package::new("p", "1.0").file("share/p", "p"));
+    let url = channel.url();
+    for (home, why) in [("", "HOME is empty"), ("rel/home", "HOME is `rel/home`, which is no absolute path")] {
+        let env = TestEnv::new();
+        let run = |args: &[&str], named: bool| {
+            let mut command = env.command(args);
+            command.env("HOME", home);
+            if !named {
+                command.env_remove("TARE_CACHE_DIR").env_remove("TARE_ROOT");
+            }
+            env.ran(command.output().unwrap())
+        };
+        for args in [
+            &["init", "bash"][..],
+            &["init", "zsh", "fish", "powershell"],
+            &["init", "--all"],
+            &["init", "--all", "--undo"],
+            &["config", "set", "offline", "true"],
+            &["config", "path"],
+            &["create", "-p", "made", "--override-channels", "-c", &url, "p"],
+            &["search", "--override-channels", "-c", &url, "p"],
+            &["clean", "--all"],
+        ] {
+            run(args, false).expect_code(2).stderr_has(why).stderr_has("hint: ");
+        }
+        run(&["create", "-n", "made", "--override-channels", "-c", &url, "p"], false).expect_code(2);
+        // Of what is named, and of what only reads, no home is asked.
+        run(&["info"], false).ok();
+        run(&["config"], false).ok();
+        run(&["create", "-n", "made", "--override-channels", "-c", &url, "p"], true).ok();
+        run(&["list", "-n", "made"], true).ok().stdout_has("p");
+        let mut channels = env.command(&["create", "-p", "other", "--override-channels", "-c", &url, "p"]);
+        channels.env("HOME", home).env("TARE_CACHE_DIR", "~/cache");
+        env.ran(channels.output().unwrap()).expect_code(2).stderr_has("`~/cache`");
+        // Nothing was written to wherever that leads.
+        assert_eq!(std::fs::read_dir(env.work()).unwrap().count(), 0, "{home:?}");
+        assert_eq!(std::fs::read_dir(env.home()).unwrap().count(), 0, "{home:?}");
+    }
+    let env = TestEnv::new();
+    let nowhere = env.path().join("nowhere");
+    let mut command = env.command(&["init", "bash"]);
+    env.ran(command.env("HOME", &nowhere).output().unwrap()).expect_code(1).stderr_has("is not there");
+    assert!(!nowhere.exists());
+    let mut command = env.command(&["init", "zsh"]);
+    env.ran(command.env("ZDOTDIR", "zdot").output().unwrap()).expect_code(2).stderr_has("ZDOTDIR");
+    assert_eq!(std::fs::read_dir(env.work()).unwrap().count(), 0);
+}
+
+/// Several at once and killed at any moment: the file is the old one or has the block once, and nothing else is left in the end.
+#[test]
+fn init_at_the_same_time_and_killed() {
+    let env = TestEnv::new();
+    let rc = env.home().join(".bashrc");
+    let old: Vec<u8> = (0..200_000_u32).map(|nth| (nth.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    std::fs::write(&rc, &old).unwrap();
+    std::fs::set_permissions(&rc, std::fs::Permissions::from_mode(0o640)).unwrap();
+    let blocks = |text: &[u8]| text.windows(b"# >>> tare initialize >>>".len()).filter(|part| part == b"# >>> tare initialize >>>").count();
+    let start = |args: &[&str]| env.command(args).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let children: Vec<_> = (0..6).map(|_| start(&["init", "bash"])).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    let with = std::fs::read(&rc).unwrap();
+    assert!(with.starts_with(&old) && blocks(&with) == 1);
+    let whole = {
+        let started = std::time::Instant::now();
+        env.tare(&["init", "bash", "--undo"]).ok();
+        started.elapsed()
+    };
+    for round in 0..24_u32 {
+        let mut child = start(if round % 2 == 0 { &["init", "bash"] } else { &["init", "bash", "--undo"] });
+        std::thread::sleep(whole.mul_f64((f64::from(round) * 0.618_034).fract()));
+        let _ = child.kill();
+        child.wait().unwrap();
+        let text = std::fs::read(&rc).unwrap();
+        assert!(text == old || text == with, "round {round}");
+    }
+    env.tare(&["init", "bash"]).ok();
+    env.tare(&["init", "bash", "--undo"]).ok();
+    assert_eq!(std::fs::read(&rc).unwrap(), old);
+    assert_eq!(std::fs::metadata(&rc).unwrap().permissions().mode() & 0o7777, 0o640);
+    let left: Vec<_> = std::fs::read_dir(env.home()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, [".bashrc"]);
+}
+
 #[test]
 fn shell_starts_a_shell_inside() {
     for name in SHELLS {

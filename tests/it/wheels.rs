@@ -16,14 +16,14 @@ use crate::common::channel::{Channel, Package, hex};
 use crate::common::wheel::Wheel;
 use crate::common::{TestEnv, tree};
 
-const SITE: &str = "lib/python3.11/site-packages";
+pub const SITE: &str = "lib/python3.11/site-packages";
 
-fn python(version: &str) -> Package {
+pub fn python(version: &str) -> Package {
     let short = version.rsplit_once('.').unwrap().0;
     Package::new("python", version).file(&format!("bin/python{short}"), "#!/bin/sh\necho fake\n")
 }
 
-fn ready(env: &TestEnv, wheel: &Wheel, requested: bool) -> ReadyWheel {
+pub fn ready(env: &TestEnv, wheel: &Wheel, requested: bool) -> ReadyWheel {
     let path = wheel.write(&env.path().join("index"));
     let bytes = std::fs::read(&path).unwrap();
     let requires_dist = wheel.headers.iter().filter_map(|line| line.strip_prefix("Requires-Dist: ")).map(str::to_owned).collect();
@@ -49,7 +49,7 @@ fn ready(env: &TestEnv, wheel: &Wheel, requested: bool) -> ReadyWheel {
 }
 
 /// Makes the environment `name` of conda archives and wheels.
-fn make(env: &TestEnv, name: &str, archives: &[PathBuf], wheels: Vec<ReadyWheel>) -> PathBuf {
+pub fn make(env: &TestEnv, name: &str, archives: &[PathBuf], wheels: Vec<ReadyWheel>) -> PathBuf {
     let archives: Vec<Archive> =
         archives.iter().map(|path| Archive { url: url::Url::from_file_path(path).unwrap(), md5: None, sha256: None }).collect();
     let prefix = env.envs().join(name);
@@ -69,7 +69,7 @@ fn make(env: &TestEnv, name: &str, archives: &[PathBuf], wheels: Vec<ReadyWheel>
 }
 
 /// What pip would leave of a package with one module and one script.
-fn as_pip_would(prefix: &Path, name: &str, requires: &[&str]) {
+pub fn as_pip_would(prefix: &Path, name: &str, requires: &[&str]) {
     let info = prefix.join(SITE).join(format!("{name}-1.0.dist-info"));
     std::fs::create_dir_all(&info).unwrap();
     let mut metadata = format!("Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n");

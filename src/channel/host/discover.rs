@@ -42,7 +42,7 @@ pub(super) fn candidates(options: &HostOptions) -> Vec<Candidate> {
             found.versions(&home.join(root));
         }
         // Every tool of the conda family writes the environments it makes into this list.
-        let listed = fs::read(home.join(".conda/environments.txt")).unwrap_or_default();
+        let listed = crate::files::read(&home.join(".conda/environments.txt"), 16 << 20).unwrap_or_default();
         for line in String::from_utf8_lossy(&listed).lines().map(str::trim).filter(|line| line.starts_with('/')) {
             found.bin(&Path::new(line).join("bin"));
         }

@@ -7,7 +7,8 @@
 //! CACHE/host
 //!   lock             held while packages are made
 //!   packages/KEY/    the packages of one installation and record.json; KEY follows from the installation's files
-//!   channels/KEY/    linux-64/ and noarch/ with repodata.json, channel.json; KEY follows from the set of installations
+//!   channels/KEY/    linux-64/ and noarch/ with repodata.json, channel.json; KEY follows from the set of installations and what is asked for
+//!   channels/pool/   the packages of all channels: what an environment notes of where a package came from
 //!   work/            being made; emptied by the next run after a kill
 //! ```
 //! Folders under `packages` and `channels` appear by one rename, so a reader needs no lock. One that is whole is never touched
@@ -184,11 +185,12 @@ pub fn materialize(options: &HostOptions, progress: &dyn Progress) -> Result<Hos
     let work = root.join("work");
     fs::create_dir_all(&work).map_err(|error| Error::io("create", &work, &error))?;
 
-    let candidates = find(options, &work)?;
+    let candidates = find(options)?;
     let keys: Vec<String> = candidates.iter().map(|candidate| key(&[&candidate.path.to_string_lossy(), &candidate.stamp])).collect();
     let of_channel: Vec<&str> = keys.iter().map(String::as_str).chain(options.wanted.iter().map(String::as_str)).collect();
     let channel = root.join("channels").join(key(&of_channel));
     if let Some(made) = open(&channel)? {
+        fill_pool(&root, &channel)?;
         return Ok(made);
     }
 
@@ -225,11 +227,12 @@ pub fn materialize(options: &HostOptions, progress: &dyn Progress) -> Result<Hos
         return Err(none_usable(options, &records));
     }
     publish(&root, &work, &channel, &keys, &records)?;
+    fill_pool(&root, &channel)?;
     open(&channel)?.ok_or_else(|| Error::failure(format!("the `host` channel at `{}` vanished while it was made", channel.display())))
 }
 
 /// The candidates, or the error that there is none.
-fn find(options: &HostOptions, work: &Path) -> Result<Vec<Candidate>> {
+fn find(options: &HostOptions) -> Result<Vec<Candidate>> {
     let Some(named) = &options.interpreter else {
         let found = discover::candidates(options);
         if found.is_empty() {
@@ -248,7 +251,7 @@ fn find(options: &HostOptions, work: &Path) -> Result<Vec<Candidate>> {
         return Ok(vec![candidate]);
     }
     // A shim or a wrapper: only running it tells which interpreter it means today.
-    let behind = probe::executable_behind(named, work).map_err(&unusable)?;
+    let behind = probe::executable_behind(named).map_err(&unusable)?;
     discover::named(&behind).map(|candidate| vec![candidate]).map_err(|error| unusable(error.to_string()))
 }
 
@@ -351,7 +354,7 @@ fn recorded(root: &Path, work: &Path, key: &str, candidate: &Candidate, options:
     }
     let made = work.join(key);
     fs::create_dir_all(&made).map_err(|error| Error::io("create", &made, &error))?;
-    let Some(record) = make(candidate, &made, work, options)? else { return Ok(None) };
+    let Some(record) = make(candidate, &made, options)? else { return Ok(None) };
     let record_path = made.join("record.json");
     fs::write(&record_path, json(&record)?).map_err(|error| Error::io("write", &record_path, &error))?;
     replace(&made, &place)?;
@@ -383,7 +386,7 @@ fn replace(made: &Path, place: &Path) -> Result<()> {
 }
 
 /// Asks the interpreter and packages it; `None` for one of a version that is not wanted.
-fn make(candidate: &Candidate, made: &Path, work: &Path, options: &HostOptions) -> Result<Option<Record>> {
+fn make(candidate: &Candidate, made: &Path, options: &HostOptions) -> Result<Option<Record>> {
     let interpreter = |version: Option<String>, status| HostInterpreter { path: candidate.path.clone(), version, sha256: None, status };
     let refused = |version, reason, transient| Record {
         interpreter: interpreter(version, HostStatus::Refused { reason }),
@@ -392,7 +395,7 @@ fn make(candidate: &Candidate, made: &Path, work: &Path, options: &HostOptions) 
         remarks: Vec::new(),
         transient,
     };
-    let answer = match probe::ask(&candidate.path, work) {
+    let answer = match probe::ask(&candidate.path) {
         Ok(answer) => answer,
         Err(reason) => return Ok(Some(refused(None, reason, true))),
     };
@@ -456,6 +459,40 @@ fn without_twins(records: Vec<Record>) -> Vec<Record> {
     };
     let mut is_first = is_first;
     records.into_iter().filter(|record| is_first(record)).collect()
+}
+
+/// Name of the folder that has the packages of all channels.
+const POOL: &str = "pool";
+
+/// The address of a package or channel of `host` that does not depend on what was asked for when it was made: in the pool.
+pub(crate) fn lasting_url(url: &Url) -> Url {
+    let mut lasting = url.clone();
+    if let Some((before, after)) = url.path().split_once("/host/channels/") {
+        let rest = after.split_once('/').map(|(_, rest)| rest).unwrap_or_default();
+        lasting.set_path(&format!("{before}/host/channels/{POOL}/{rest}"));
+    }
+    lasting
+}
+
+/// Adds the packages of a channel to the pool. A file appears whole, and one that is whole is not touched.
+fn fill_pool(root: &Path, channel: &Path) -> Result<()> {
+    let Some(manifest) = read_manifest(channel) else { return Ok(()) };
+    for (file, size) in manifest.files.iter().filter(|(file, _)| !file.ends_with(".json")) {
+        let (from, to) = (channel.join(file), root.join("channels").join(POOL).join(file));
+        if fs::metadata(&to).is_ok_and(|about| about.len() == *size) {
+            continue;
+        }
+        let folder = to.parent().unwrap_or(root);
+        fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
+        let temporary =
+            tempfile::Builder::new().prefix(".new-").tempdir_in(folder).map_err(|error| Error::io("create a folder in", folder, &error))?;
+        let new = temporary.path().join("package");
+        if fs::hard_link(&from, &new).is_err() {
+            fs::copy(&from, &new).map_err(|error| Error::io("copy the package to", &new, &error))?;
+        }
+        fs::rename(&new, &to).map_err(|error| Error::io("rename", &new, &error))?;
+    }
+    Ok(())
 }
 
 /// Puts the channel folder together from the packages and shows it by one rename.

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
+
+use crate::child::{self, Ended, Keep, Limits};
 
 /// How long an interpreter may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -77,8 +78,8 @@ pub(super) struct Answer {
 ///
 /// # Errors
 /// A text: it cannot be started, does not answer within 10 s, fails, or answers nonsense.
-pub(super) fn ask(python: &Path, scratch: &Path) -> Result<Answer, String> {
-    let output = run(python, &["-E", "-s", "-S", "-B", "-c", QUESTION], scratch, PATIENCE)?;
+pub(super) fn ask(python: &Path) -> Result<Answer, String> {
+    let output = run(python, &["-E", "-s", "-S", "-B", "-c", QUESTION], PATIENCE)?;
     serde_json::from_slice(&output).map_err(|error| format!("its answer cannot be read: {error}"))
 }
 
@@ -86,20 +87,17 @@ pub(super) fn ask(python: &Path, scratch: &Path) -> Result<Answer, String> {
 ///
 /// # Errors
 /// As [`ask`].
-pub(super) fn executable_behind(script: &Path, scratch: &Path) -> Result<PathBuf, String> {
+pub(super) fn executable_behind(script: &Path) -> Result<PathBuf, String> {
     let question = "import sys; sys.stdout.write(sys.executable)";
-    let output = run(script, &["-E", "-s", "-S", "-B", "-c", question], scratch, PATIENCE)?;
+    let output = run(script, &["-E", "-s", "-S", "-B", "-c", question], PATIENCE)?;
     let text = String::from_utf8(output).map_err(|_| "its answer is no text".to_owned())?;
     if text.starts_with('/') { Ok(PathBuf::from(text)) } else { Err("it does not know its own path".into()) }
 }
 
-/// Runs a program with its output in files, so that nothing it leaves running can keep a pipe open.
-fn run(program: &Path, arguments: &[&str], scratch: &Path, patience: Duration) -> Result<Vec<u8>, String> {
-    let file = || tempfile::tempfile_in(scratch).map_err(|error| format!("no scratch file: {error}"));
-    let (output, errors) = (file()?, file()?);
-    let handle = |file: &fs::File| file.try_clone().map_err(|error| format!("no scratch file: {error}"));
+/// Runs a program; what it leaves running ends with it.
+fn run(program: &Path, arguments: &[&str], patience: Duration) -> Result<Vec<u8>, String> {
     let mut command = Command::new(program);
-    command.args(arguments).current_dir("/").stdin(Stdio::null()).stdout(handle(&output)?).stderr(handle(&errors)?);
+    command.args(arguments).current_dir("/");
     for (name, _) in std::env::vars_os() {
         let name_text = name.to_string_lossy();
         if name_text.starts_with("PYTHON") || name_text == "__PYVENV_LAUNCHER__" {
@@ -109,42 +107,18 @@ fn run(program: &Path, arguments: &[&str], scratch: &Path, patience: Duration) -
     if let Some(folders) = library_path(program) {
         command.env("LD_LIBRARY_PATH", folders);
     }
-    let started = Instant::now();
-    let mut child = loop {
-        match command.spawn() {
-            Ok(child) => break child,
-            // Somebody still has the file open for writing, for instance a child between fork and exec.
-            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy && started.elapsed() < patience => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Err(error) => return Err(format!("it cannot be started: {error}")),
+    let limits = Limits { stdout: Keep::First(LIMIT), stderr: Keep::Last(64 << 10), ..Limits::until(Instant::now() + patience) };
+    let ran = child::run(command, &limits);
+    match &ran.ended {
+        Ended::Exited(0) => Ok(ran.stdout),
+        Ended::TimedOut => Err(format!("it does not answer within {} s", patience.as_secs())),
+        Ended::NotStarted(error) => Err(format!("it cannot be started: {error}")),
+        ended => {
+            let text = ran.err();
+            let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no message");
+            Err(format!("it does not run ({}): {last}", ended.problem(patience).unwrap_or_default()))
         }
-    };
-    let mut pause = Duration::from_millis(1);
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if started.elapsed() > patience => {
-                // It may have ended in between; either way it is gone afterwards.
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("it does not answer within {} s", patience.as_secs()));
-            }
-            Ok(None) => {
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(Duration::from_millis(20));
-            }
-            Err(error) => return Err(format!("it cannot be waited for: {error}")),
-        }
-    };
-    let output = read_start(output)?;
-    if !status.success() {
-        let errors = read_start(errors)?;
-        let text = String::from_utf8_lossy(&errors);
-        let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no message");
-        return Err(format!("it does not run ({status}): {last}"));
     }
-    Ok(output)
 }
 
 /// The libraries of the installation itself come first, as they do in the package. An interpreter without a search path would
@@ -157,18 +131,10 @@ fn library_path(program: &Path) -> Option<OsString> {
     std::env::join_paths(own.chain(std::env::split_paths(&given).filter(|folder| folder.is_absolute()))).ok()
 }
 
-fn read_start(mut file: fs::File) -> Result<Vec<u8>, String> {
-    use std::io::{Read, Seek};
-    let mut bytes = Vec::new();
-    file.rewind()
-        .and_then(|()| file.take(LIMIT as u64).read_to_end(&mut bytes))
-        .map_err(|error| format!("its output cannot be read: {error}"))?;
-    Ok(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     fn script(dir: &Path, text: &str) -> PathBuf {
@@ -182,20 +148,20 @@ mod tests {
     fn what_does_not_run_or_answers_nonsense_is_told() {
         let dir = tempfile::tempdir().unwrap();
         let failing = script(dir.path(), "#!/bin/sh\necho 'libpython3.11.so.1.0: cannot open' >&2\nexit 127\n");
-        let error = ask(&failing, dir.path()).unwrap_err();
-        assert_eq!(error, "it does not run (exit status: 127): libpython3.11.so.1.0: cannot open");
+        let error = ask(&failing).unwrap_err();
+        assert_eq!(error, "it does not run (ended with exit code 127): libpython3.11.so.1.0: cannot open");
         let nonsense = script(dir.path(), "#!/bin/sh\necho hello\n");
-        assert!(ask(&nonsense, dir.path()).unwrap_err().starts_with("its answer cannot be read"));
-        let error = ask(&dir.path().join("none"), dir.path()).unwrap_err();
+        assert!(ask(&nonsense).unwrap_err().starts_with("its answer cannot be read"));
+        let error = ask(&dir.path().join("none")).unwrap_err();
         assert!(error.starts_with("it cannot be started"), "{error}");
     }
 
     #[test]
-    fn what_hangs_is_stopped_though_its_children_live_on() {
+    fn what_hangs_is_stopped_with_what_it_started() {
         let dir = tempfile::tempdir().unwrap();
         let hanging = script(dir.path(), "#!/bin/sh\nsleep 3 &\nwait\n");
         let started = Instant::now();
-        let error = run(&hanging, &[], dir.path(), Duration::from_millis(300)).unwrap_err();
+        let error = run(&hanging, &[], Duration::from_millis(300)).unwrap_err();
         assert_eq!(error, "it does not answer within 0 s");
         assert!(started.elapsed() < Duration::from_secs(2));
     }

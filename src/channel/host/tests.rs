@@ -489,3 +489,14 @@ mod edits {
         }
     }
 }
+
+#[test]
+fn what_is_noted_of_a_package_does_not_depend_on_the_channel_of_the_moment() {
+    let lasting = |text: &str| lasting_url(&text.parse().unwrap()).to_string();
+    assert_eq!(
+        lasting("file:///c/host/channels/0123456789abcdef/linux-64/python-3.11.9-host_1_0.conda"),
+        "file:///c/host/channels/pool/linux-64/python-3.11.9-host_1_0.conda"
+    );
+    assert_eq!(lasting("file:///c/host/channels/0123456789abcdef/"), "file:///c/host/channels/pool/");
+    assert_eq!(lasting("https://host.example/linux-64/x.conda"), "https://host.example/linux-64/x.conda");
+}

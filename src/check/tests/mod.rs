@@ -663,14 +663,18 @@ fn an_interpreter_leads_to_its_environment() {
     let Some(world) = World::healthy() else { return };
     world.install();
     let python = world.prefix().join("bin/python");
-    let subject = Subject::of_python(python.as_os_str(), &world.env, &Cancel::new()).unwrap();
+    let subject = Subject::of_python(python.as_os_str(), &world.env, Duration::from_secs(60), &Cancel::new()).unwrap();
     assert_eq!((subject.kind, subject.prefix.path()), (Kind::Venv, world.prefix().as_path()));
     // One that is no environment: its packages are those of its site-packages.
     let base = world::python().unwrap().0.clone();
-    let subject = Subject::of_python(base.as_os_str(), &world.env, &Cancel::new()).unwrap();
+    let subject = Subject::of_python(base.as_os_str(), &world.env, Duration::from_secs(60), &Cancel::new()).unwrap();
     assert_eq!(subject.kind, Kind::Interpreter);
-    assert!(subject.environment(&world.env).is_ok());
+    assert!(subject.environment(&world.env, Duration::from_secs(60), &Cancel::new()).is_ok());
     for bad in ["/no/such/python", "no-such-python-here", "/bin/true"] {
-        assert_eq!(Subject::of_python(bad.as_ref(), &world.env, &Cancel::new()).unwrap_err().exit_code(), 2, "{bad}");
+        assert_eq!(
+            Subject::of_python(bad.as_ref(), &world.env, Duration::from_secs(60), &Cancel::new()).unwrap_err().exit_code(),
+            2,
+            "{bad}"
+        );
     }
 }

@@ -341,7 +341,12 @@ impl World {
     /// A GPU of this compute capability, with a driver.
     pub fn gpu(&mut self, capability: &str, driver: &str, cuda: &str) {
         self.machine = Machine {
-            driver: Driver { version: Some(driver.to_owned()), cuda: Some(cuda.to_owned()), source: Some("nvml".into()) },
+            driver: Driver {
+                version: Some(driver.to_owned()),
+                cuda: Some(cuda.to_owned()),
+                source: Some("nvml".into()),
+                ..Driver::default()
+            },
             devices: vec![Device {
                 index: 0,
                 name: "Stand-in GPU".into(),

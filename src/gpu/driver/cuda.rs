@@ -12,7 +12,7 @@
 //!   from a stray "device" address could otherwise reach memory of this process.
 //!
 //! A driver library may crash or hang where nothing can be done about it from inside. Whoever asks a machine that is not
-//! known to be well runs this in a child process with a time limit: see [`crate::gpu::child`].
+//! known to be well runs this in a child process with a time limit: see [`crate::child`].
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -21,7 +21,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Call, DeviceProperties, Driver, DriverError, DriverResult, EventId, MemHandle, MemInfo, StreamId, code};
+use super::{Call, DeviceProperties, Driver, DriverError, DriverResult, EventId, MemHandle, MemInfo, StreamId, code, mark};
 use crate::gpu::kernels::{Kernel, Kernels, Launch, Shape};
 
 /// The kernels, compiled from `tare.cu`: the driver's own compiler turns them into code for the device.
@@ -74,6 +74,11 @@ pub enum CudaProblem {
     DriverTooOld { found: CudaVersion },
     /// The device cannot run the kernels.
     DeviceTooOld { ordinal: u32, found: (u32, u32) },
+    /// The library is a stub of the CUDA toolkit, for linking only.
+    Stub {
+        /// Where it was found.
+        path: Option<String>,
+    },
     /// A call failed.
     Failed(DriverError),
 }
@@ -96,6 +101,10 @@ impl fmt::Display for CudaProblem {
             CudaProblem::DeviceTooOld { ordinal, found: (major, minor) } => {
                 let (needed, part) = OLDEST_DEVICE;
                 write!(f, "device {ordinal} has compute capability {major}.{minor}, and the memory test needs {needed}.{part} or newer")
+            }
+            CudaProblem::Stub { path } => {
+                f.write_str("a stub library, not a driver")?;
+                path.as_ref().map_or(Ok(()), |path| write!(f, ": `{path}`"))
             }
             CudaProblem::Failed(error) => error.fmt(f),
         }
@@ -126,8 +135,11 @@ impl CudaProblem {
             CudaProblem::NoSuchDevice { .. } => "see `tare gpu info` for the devices".into(),
             CudaProblem::DriverTooOld { .. } => "update the NVIDIA driver".into(),
             CudaProblem::DeviceTooOld { .. } => "choose another device with `--device`".into(),
+            CudaProblem::Stub { path } => {
+                let folder = path.as_deref().and_then(|path| Some(path.rsplit_once('/')?.0)).unwrap_or("its folder");
+                format!("the CUDA toolkit brings such a `libcuda.so` for linking only: take `{folder}` out of LD_LIBRARY_PATH")
+            }
             CudaProblem::Failed(error) => match error.code {
-                34 => "a stub `libcuda.so` of the CUDA toolkit is loaded in place of the driver's: look at LD_LIBRARY_PATH".into(),
                 802 => {
                     "the machine's fabric or driver is still starting: see `systemctl status nvidia-fabricmanager`, then try again".into()
                 }
@@ -287,7 +299,9 @@ symbols! {
     }
 }
 
+/// After every call: it came back, and with which status.
 fn check(call: Call, status: u32) -> DriverResult<()> {
+    mark::end();
     if status == 0 { Ok(()) } else { Err(DriverError::new(call, status)) }
 }
 
@@ -296,12 +310,15 @@ fn symbols() -> Result<&'static Symbols, CudaProblem> {
     static SYMBOLS: OnceLock<Result<Symbols, CudaProblem>> = OnceLock::new();
     SYMBOLS
         .get_or_init(|| {
+            mark::begin("loading libcuda.so");
             // SAFETY: loading a library runs its initialisers; this is the driver's.
             if !unsafe { cudarc::driver::sys::is_culib_present() } {
+                mark::end();
                 return Err(CudaProblem::NoLibrary);
             }
             // SAFETY: as above; the library is there, without which this panics.
             let library = unsafe { cudarc::driver::sys::culib() };
+            mark::end();
             let one = |name: &str| {
                 // SAFETY: the symbol is only used as what cuda.h says it is, and the library stays loaded for good.
                 unsafe { library.get::<*const c_void>(name.as_bytes()) }.ok().map(|symbol| *symbol).filter(|found| !found.is_null())
@@ -372,6 +389,7 @@ pub fn driver_version() -> Result<CudaVersion, CudaProblem> {
     let symbols = symbols()?;
     let mut number = 0;
     let call = Call::Other("cuDriverGetVersion");
+    mark::begin(call);
     // SAFETY: writes one integer.
     check(call, unsafe { (symbols.driver_version)(&mut number) })?;
     CudaVersion::from_number(number).ok_or(CudaProblem::Failed(DriverError::new(call, code::INVALID_VALUE)))
@@ -384,10 +402,14 @@ impl Cuda {
     /// No library, a function missing, no device, or whatever `cuInit` says.
     pub fn open() -> Result<Cuda, CudaProblem> {
         let symbols = symbols()?;
+        mark::begin("cuInit");
         // SAFETY: no memory is passed.
-        match unsafe { (symbols.init)(0) } {
+        let status = unsafe { (symbols.init)(0) };
+        mark::end();
+        match status {
             0 => Ok(Cuda { symbols, version: driver_version().ok() }),
             code::NO_DEVICE => Err(no_device()),
+            code::STUB_LIBRARY => Err(CudaProblem::Stub { path: library_path() }),
             status => Err(DriverError::new(Call::Other("cuInit"), status).into()),
         }
     }
@@ -403,6 +425,7 @@ impl Cuda {
     /// Whatever the driver says.
     pub fn count(&self) -> Result<u32, CudaProblem> {
         let mut count = 0;
+        mark::begin("cuDeviceGetCount");
         // SAFETY: writes one integer.
         check(Call::Other("cuDeviceGetCount"), unsafe { (self.symbols.device_count)(&mut count) })?;
         Ok(u32::try_from(count).unwrap_or(0))
@@ -417,6 +440,7 @@ impl Cuda {
             return Err(CudaProblem::NoSuchDevice { ordinal, count });
         }
         let mut device = 0;
+        mark::begin("cuDeviceGet");
         // SAFETY: writes one integer.
         check(Call::Other("cuDeviceGet"), unsafe { (self.symbols.device_get)(&mut device, ordinal as c_int) })?;
         Ok(device)
@@ -424,6 +448,7 @@ impl Cuda {
 
     fn attribute(&self, device: Device, attribute: i32) -> DriverResult<i32> {
         let mut value = 0;
+        mark::begin("cuDeviceGetAttribute");
         // SAFETY: writes one integer.
         check(Call::Other("cuDeviceGetAttribute"), unsafe { (self.symbols.device_attribute)(&mut value, attribute, device) })?;
         Ok(value)
@@ -437,15 +462,18 @@ impl Cuda {
         let device = self.handle(ordinal)?;
         let text = |call: &'static str, ask: unsafe extern "C" fn(*mut c_char, c_int, Device) -> u32| -> Result<String, CudaProblem> {
             let mut buffer = [0u8; 256];
+            mark::begin(call);
             // SAFETY: the driver writes at most as many bytes as it is told.
             check(Call::Other(call), unsafe { ask(buffer.as_mut_ptr().cast(), buffer.len() as c_int, device) })?;
             let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(buffer.len());
             Ok(String::from_utf8_lossy(&buffer[..end]).chars().filter(|c| !c.is_control()).collect())
         };
         let mut total = 0usize;
+        mark::begin("cuDeviceTotalMem");
         // SAFETY: writes one size.
         check(Call::Other("cuDeviceTotalMem"), unsafe { (self.symbols.device_total)(&mut total, device) })?;
         let mut uuid = [0u8; 16];
+        mark::begin("cuDeviceGetUuid");
         // SAFETY: writes 16 bytes.
         check(Call::Other("cuDeviceGetUuid"), unsafe { (self.symbols.device_uuid)(&mut uuid, device) })?;
         let number = |attribute| self.attribute(device, attribute).ok().and_then(|value| u32::try_from(value).ok()).unwrap_or(0);
@@ -474,6 +502,14 @@ impl Cuda {
     pub fn devices(&self) -> Result<Vec<Result<CudaDevice, CudaProblem>>, CudaProblem> {
         Ok((0..self.count()?).map(|ordinal| self.describe(ordinal)).collect())
     }
+}
+
+/// Where the driver library of this process lies, by the list of what is mapped.
+fn library_path() -> Option<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    // Five columns, then the path, which may hold spaces.
+    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    paths.filter(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with("libcuda.so"))).map(str::to_owned).next()
 }
 
 fn no_device() -> CudaProblem {
@@ -557,6 +593,7 @@ impl CudaGpu {
         }
         let device = cuda.handle(ordinal)?;
         let mut context = std::ptr::null_mut();
+        mark::begin("cuDevicePrimaryCtxRetain");
         // SAFETY: writes one pointer.
         check(Call::Other("cuDevicePrimaryCtxRetain"), unsafe { (cuda.symbols.context_retain)(&mut context, device) })?;
         Ok(CudaGpu { cuda, device, context: context as usize, about, live: Mutex::default(), begin: Instant::now() })
@@ -584,8 +621,11 @@ impl CudaGpu {
 
     /// Makes the context current for the calling thread; then the call may follow.
     fn enter(&self, call: Call) -> DriverResult<&'static Symbols> {
+        mark::begin(call);
         // SAFETY: the context is held until `self` is dropped.
         check(call, unsafe { (self.cuda.symbols.context_set)(self.context as Opaque) })?;
+        // The call itself comes next.
+        mark::begin(call);
         Ok(self.cuda.symbols)
     }
 
@@ -639,6 +679,7 @@ impl CudaGpu {
             Some((module, _)) => *module,
             None => {
                 let mut module = std::ptr::null_mut();
+                mark::begin(Call::ModuleLoad);
                 // SAFETY: the text is constant, is PTX and ends with a NUL.
                 check(Call::ModuleLoad, unsafe { (symbols.module_load)(&mut module, PTX.as_ptr().cast()) })?;
                 live.module = Some((module as usize, HashMap::new()));
@@ -648,6 +689,7 @@ impl CudaGpu {
         let call = Call::Other("cuModuleGetFunction");
         let name = std::ffi::CString::new(kernel.name()).map_err(|_| DriverError::new(call, code::INVALID_VALUE))?;
         let mut function = std::ptr::null_mut();
+        mark::begin(call);
         // SAFETY: the module is loaded, and the name ends with a NUL.
         check(call, unsafe { (symbols.module_function)(&mut function, module as Opaque, name.as_ptr()) })?;
         if let Some((_, functions)) = &mut live.module {
@@ -901,6 +943,7 @@ impl Driver for CudaGpu {
         // The driver gives the handle up at once and ends the stream when its work is done; this waits, as the trait says.
         // SAFETY: the stream is live.
         check(call, unsafe { (symbols.stream_synchronize)(stream.0 as usize as Opaque) })?;
+        mark::begin(call);
         // SAFETY: as above.
         check(call, unsafe { (symbols.stream_destroy)(stream.0 as usize as Opaque) })?;
         self.live().streams.remove(&stream.0);
@@ -921,7 +964,10 @@ impl Driver for CudaGpu {
         let symbols = self.enter(call)?;
         // SAFETY: the stream is live.
         match unsafe { (symbols.stream_query)(stream) } {
-            code::NOT_READY => Ok(false),
+            code::NOT_READY => {
+                mark::end();
+                Ok(false)
+            }
             status => check(call, status).map(|()| true),
         }
     }
@@ -951,7 +997,10 @@ impl Driver for CudaGpu {
         let symbols = self.enter(call)?;
         // SAFETY: the event is live.
         match unsafe { (symbols.event_query)(event) } {
-            code::NOT_READY => Ok(false),
+            code::NOT_READY => {
+                mark::end();
+                Ok(false)
+            }
             status => check(call, status).map(|()| true),
         }
     }
@@ -994,6 +1043,7 @@ impl Kernels for CudaGpu {
             *slot = *argument;
             *pointer = (slot as *mut u64).cast();
         }
+        mark::begin(call);
         // SAFETY: the function has as many 64-bit parameters as the launch has arguments; the driver copies them before it
         // returns. The memory they name is live.
         check(call, unsafe {
@@ -1029,6 +1079,7 @@ impl Drop for CudaGpu {
         let Ok(symbols) = self.enter(Call::Other("cuCtxSetCurrent")) else { return };
         let live = std::mem::take(self.live.get_mut().unwrap_or_else(PoisonError::into_inner));
         // Everything goes in the order of dependence; what fails stays with the context, which goes with the process.
+        mark::begin("giving everything back");
         // SAFETY: all handles and addresses are live, and nobody can use them any more.
         unsafe {
             (symbols.context_synchronize)();
@@ -1058,6 +1109,7 @@ impl Drop for CudaGpu {
             (symbols.context_set)(std::ptr::null_mut());
             (symbols.context_release)(self.device);
         }
+        mark::end();
     }
 }
 

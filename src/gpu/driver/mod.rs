@@ -6,6 +6,8 @@
 
 /// A real GPU, through the driver's library.
 pub mod cuda;
+/// Which call a process is in.
+pub mod mark;
 /// A GPU in host memory.
 pub mod sim;
 
@@ -23,6 +25,8 @@ pub mod code {
     pub const OUT_OF_MEMORY: u32 = 2;
     /// The driver is not initialised or already shut down.
     pub const NOT_INITIALIZED: u32 = 3;
+    /// A stub of the CUDA toolkit in place of the driver's library (`CUDA_ERROR_STUB_LIBRARY`).
+    pub const STUB_LIBRARY: u32 = 34;
     /// No device.
     pub const NO_DEVICE: u32 = 100;
     /// No such context, or it is gone.
@@ -52,7 +56,7 @@ pub mod code {
             OUT_OF_MEMORY => "CUDA_ERROR_OUT_OF_MEMORY",
             NOT_INITIALIZED => "CUDA_ERROR_NOT_INITIALIZED",
             4 => "CUDA_ERROR_DEINITIALIZED",
-            34 => "CUDA_ERROR_STUB_LIBRARY",
+            STUB_LIBRARY => "CUDA_ERROR_STUB_LIBRARY",
             36 => "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER",
             46 => "CUDA_ERROR_DEVICE_UNAVAILABLE",
             NO_DEVICE => "CUDA_ERROR_NO_DEVICE",

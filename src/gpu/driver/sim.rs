@@ -690,7 +690,9 @@ impl State {
                 self.compare(a[0], a[1], Rule::new(a[3], a[0], a[2], a[4], a[5]), a[6], Some(next), a[10] != 0);
             }
             Kernel::Copy => self.copy(a[0], a[1], 8 * a[2]),
-            Kernel::Read => {}
+            // Nothing can come of a large read: the mark is only put into small ones.
+            Kernel::Read if a[1] > MOST_MARKED => {}
+            Kernel::Read => host::run(launch, &mut Words(self)),
             Kernel::ModuloFill | Kernel::ModuloVerify => self.modulo(launch),
         }
     }
@@ -1019,6 +1021,9 @@ impl Driver for SimGpu {
         ensure(Call::EventDestroy, state.events.remove(&event.0).is_some(), code::INVALID_HANDLE)
     }
 }
+
+/// Words of a read in which a mark is looked for.
+const MOST_MARKED: u64 = 4096;
 
 /// Nanoseconds between a launch and its first access.
 const LAUNCH_NS: u64 = 2_000;

@@ -41,6 +41,10 @@ pub const RESULT_BYTES: u64 = 8 * RESULT_WORDS;
 /// The upper 16 bits of every canary word.
 pub const CANARY_MARK: u64 = 0xC0DE;
 
+/// What the read kernel puts into its sink when the words that one of its threads read come to it: certainly where one word of the range is this and
+/// all others are 0.
+pub const READ_MARK: u64 = 0x9E37_79B9_7F4A_7C15;
+
 /// The kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernel {
@@ -87,8 +91,8 @@ impl Kernel {
     ///
     /// * `pattern`, `p0`, `p1`: what is expected, or written: see [`value`]. `next`, `q0`, `q1`: what is written after it.
     /// * `descending`: 0 or 1; with 1 a thread goes through its words from the end.
-    /// * `sink`: address of one word. A kernel that reads must use it so that the reads are not optimised away; what it
-    ///   holds after the launch means nothing.
+    /// * `sink`: address of one word. A kernel that reads must use it so that the reads are not optimised away: see
+    ///   [`READ_MARK`]. Where the range holds something else, what it holds after the launch means nothing.
     /// * `modulus` > 0, `residue` < `modulus`; `inside` 1: the words with `index % modulus == residue`, 0: all others.
     pub const fn arguments(self) -> &'static [&'static str] {
         match self {
@@ -274,7 +278,20 @@ pub fn run(launch: &Launch, memory: &mut impl Memory) {
                 memory.store(a[0] + 8 * i, word);
             }
         }
-        Kernel::Read => {}
+        Kernel::Read => {
+            let mut marks = 0;
+            for i in 0..a[1] {
+                match memory.load(a[0] + 8 * i) {
+                    0 => {}
+                    READ_MARK => marks += 1,
+                    // Nothing is said of other words: the rest need not be looked at.
+                    _ => return,
+                }
+            }
+            if marks == 1 {
+                memory.store(a[2], READ_MARK);
+            }
+        }
         Kernel::ModuloFill => {
             for i in 0..a[1] {
                 if (a[2].wrapping_add(i) % a[3].max(1) == a[4]) == (a[6] != 0) {

@@ -8,6 +8,8 @@
 //! baseline; patterns over all memory that is free, less a reserve; the same in short through the other kind of segments; everything
 //! given back and counted; the driver's own counters before and after.
 
+/// The self-test in a process of its own.
+pub mod apart;
 mod blocks;
 mod diagnose;
 /// The driver's own view of a card.
@@ -55,7 +57,7 @@ const MOST_DIAGNOSES: u32 = 6;
 const ENOUGH: f64 = 0.9;
 
 /// How much is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
     /// Every pattern once with few parameters: seconds.
@@ -67,7 +69,7 @@ pub enum Level {
 }
 
 /// Through which kind of segments the memory is taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Segments {
     /// All patterns through native segments, then a short test through expandable ones.
@@ -215,6 +217,29 @@ fn unopened(name: &str, options: &Options, error: DriverError) -> DeviceReport {
     }
     conclude(&mut out);
     out
+}
+
+const DRIVER: &str = "every call of the driver succeeds";
+
+/// The report on cards whose test broke off with its process. `call`: the driver's call that it was in.
+fn broken(names: &[String], options: &Options, cause: Cause, text: &str, call: Option<&str>) -> Report {
+    let one = |name: &String| {
+        let mut out = empty(name, options);
+        if cause == Cause::Stopped {
+            not_tested(&mut out, "driver", DRIVER, cause, text);
+        } else {
+            fail(&mut out, "driver", DRIVER, cause, text.to_owned(), None);
+            if let Some(finding) = out.findings.last_mut() {
+                finding.call = call.map(str::to_owned);
+            }
+        }
+        for test in plan::tests(options.level, options.seed, options.fade) {
+            not_tested(&mut out, test.name, test.title, Cause::Stopped, "not reached: the process of the test ended");
+        }
+        conclude(&mut out);
+        out
+    };
+    Report::new(options.level, names.iter().map(one).collect())
 }
 
 /// Marks a step as failed, with a finding.
@@ -533,7 +558,7 @@ impl<K: Kernels> Bench<'_, K> {
     fn stopped(&mut self, stop: &Stop) {
         match stop {
             Stop::Driver(error) => {
-                fail(self.out, "driver", "every call of the driver succeeds", Cause::DriverError, error.to_string(), Some(*error));
+                fail(self.out, "driver", DRIVER, Cause::DriverError, error.to_string(), Some(*error));
             }
             Stop::Timeout { waited } => {
                 let text = format!("a pass over the memory was not done after {:.0} s", waited.as_secs_f64());

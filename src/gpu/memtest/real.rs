@@ -1,9 +1,11 @@
 //! Real cards for the self-test: the CUDA driver for the work, NVML for what the driver itself tells.
 
-use super::health::{HealthSource, NoHealth};
+use std::time::Duration;
+
+use super::health::{EccCounters, GpuProcess, HealthSource, NoHealth, Reading, Replaced};
 use super::{Card, Opened};
 use crate::gpu::driver::cuda::{Cuda, CudaDevice, CudaGpu, CudaProblem, OLDEST_DEVICE, OLDEST_DRIVER};
-use crate::gpu::driver::{Call, DriverError, code};
+use crate::gpu::driver::{Call, DriverError, code, mark};
 use crate::gpu::nvml::Management;
 
 /// A card of this machine, not opened yet.
@@ -49,17 +51,57 @@ impl CudaCard {
     }
 }
 
+/// How long NVML has to answer for the first time; after that the test goes on without it.
+const MANAGEMENT_LIMIT: Duration = Duration::from_secs(5);
+
+/// NVML's view of a card. A thread asks: an NVML that hangs is no reason not to test the memory.
+fn health_of(about: &CudaDevice) -> Box<dyn HealthSource> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let (uuid, pci) = (about.uuid.clone(), about.pci.clone());
+    std::thread::spawn(move || {
+        let health = Management::open().and_then(|management| management.health(&uuid, &pci));
+        let health: Box<dyn HealthSource> = match health {
+            Ok(health) => Box::new(Marked(health)),
+            Err(problem) => Box::new(NoHealth(problem.to_string())),
+        };
+        let _ = sender.send(health);
+    });
+    receiver
+        .recv_timeout(MANAGEMENT_LIMIT)
+        .unwrap_or_else(|_| Box::new(NoHealth(format!("NVML did not answer within {} s", MANAGEMENT_LIMIT.as_secs()))))
+}
+
+/// Notes each question to NVML while it is under way.
+struct Marked<H>(H);
+
+impl<H: HealthSource> HealthSource for Marked<H> {
+    fn name(&self) -> String {
+        self.0.name()
+    }
+    fn ecc(&self) -> Reading<EccCounters> {
+        mark::during("NVML (error counters)", || self.0.ecc())
+    }
+    fn replaced(&self) -> Reading<Replaced> {
+        mark::during("NVML (replaced rows)", || self.0.replaced())
+    }
+    fn watch_xids(&self) -> Reading<()> {
+        mark::during("NVML (events)", || self.0.watch_xids())
+    }
+    fn xids(&self) -> Reading<Vec<u64>> {
+        mark::during("NVML (events)", || self.0.xids())
+    }
+    fn processes(&self) -> Reading<Vec<GpuProcess>> {
+        mark::during("NVML (processes)", || self.0.processes())
+    }
+}
+
 impl Card for CudaCard {
     fn name(&self) -> String {
         format!("cuda:{}", self.about.ordinal)
     }
 
     fn open(&self) -> Result<Opened, DriverError> {
-        let health: Box<dyn HealthSource> =
-            match Management::open().and_then(|management| management.health(&self.about.uuid, &self.about.pci)) {
-                Ok(health) => Box::new(health),
-                Err(problem) => Box::new(NoHealth(problem.to_string())),
-            };
+        let health = health_of(&self.about);
         let driver = CudaGpu::open(self.cuda, self.about.ordinal).map_err(|problem| match problem {
             CudaProblem::Failed(error) => error,
             CudaProblem::NoDevice { .. } | CudaProblem::NoSuchDevice { .. } => {
@@ -78,6 +120,7 @@ mod tests {
     use super::super::{Level, Options, run};
     use super::*;
     use crate::gpu::fakes::in_child;
+    use crate::gpu::kernels::Kernel;
     use crate::report::Silent;
 
     const HERE: &str = module_path!();
@@ -112,6 +155,24 @@ mod tests {
                 let device = &report.devices[0];
                 assert_eq!((device.status, device.cause), (*status, *cause), "{}\n{:#?}", device.summary, device.findings);
             });
+        }
+    }
+
+    /// From the start, and from some launch in the middle of the test on.
+    #[test]
+    fn a_kernel_that_does_nothing_never_passes() {
+        for kernel in Kernel::ALL {
+            for at in ["", "@180", "@300"] {
+                let fault = format!("skip={}{at}", kernel.name());
+                let variables = [("TARE_FAKE_CUDA", fault.as_str()), ("TARE_FAKE_DEVICES", "24MiB")];
+                in_child(HERE, "a_kernel_that_does_nothing_never_passes", &variables, || {
+                    let cards = CudaCard::find(None).expect("the fake driver");
+                    let cards: Vec<Box<dyn Card>> = cards.into_iter().map(|card| Box::new(card) as Box<dyn Card>).collect();
+                    let report = run(&cards, &Options::new(Level::Quick), &Silent);
+                    let device = &report.devices[0];
+                    assert_eq!((device.status, device.cause), (Status::Fail, Some(Cause::Kernels)), "{fault}: {}", report.text());
+                });
+            }
         }
     }
 

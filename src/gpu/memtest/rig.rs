@@ -64,6 +64,33 @@ impl Tally {
     pub(super) fn records(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
         self.slice(RESULT_RECORDS, 3 * self.count().min(RECORDS)).chunks_exact(3).map(|record| (record[0], record[1], record[2]))
     }
+    /// What is left without one mismatch that was planted, or `None` where it is not among the records.
+    pub(super) fn without(&self, planted: (u64, u64, u64)) -> Option<Tally> {
+        let records: Vec<(u64, u64, u64)> = self.records().collect();
+        let at = records.iter().position(|record| *record == planted)?;
+        let mut raw = vec![0; self.raw.len()];
+        raw[0] = self.count() - 1;
+        let rest: Vec<_> = records.iter().enumerate().filter(|(number, _)| *number != at).map(|(_, record)| *record).collect();
+        if raw[0] == 0 {
+            return Some(Tally { raw });
+        }
+        // Beyond the records only the sums are known; the planted word lies between the ends then, or is one of them.
+        let all = self.count() <= RECORDS;
+        raw[1] = if all { rest.iter().map(|record| record.0).max().unwrap_or(0) } else { self.highest() };
+        raw[2] = if all { rest.iter().map(|record| !record.0).max().unwrap_or(0) } else { !self.lowest() };
+        for (first, counts) in [(RESULT_SET, self.set()), (RESULT_CLEARED, self.cleared())] {
+            for (bit, count) in counts.iter().enumerate() {
+                let mine = (planted.1 ^ planted.2) >> bit & 1 == 1 && (planted.2 >> bit & 1 == 1) == (first == RESULT_SET);
+                raw[first as usize + bit] = count.saturating_sub(u64::from(mine));
+            }
+        }
+        for (number, (address, expected, got)) in rest.into_iter().enumerate() {
+            let place = RESULT_RECORDS as usize + 3 * number;
+            raw[place..place + 3].copy_from_slice(&[address, expected, got]);
+        }
+        Some(Tally { raw })
+    }
+
     /// Whether nothing lies behind the last record.
     pub(super) fn rest_is_clean(&self) -> bool {
         let used = RESULT_RECORDS + 3 * self.count().min(RECORDS);
@@ -82,6 +109,8 @@ pub(super) struct Late {
 pub(super) const CONTROL_BYTES: u64 = SLOTS * SLOT_BYTES;
 const SLOTS: u64 = 16;
 const SLOT_BYTES: u64 = 32 << 10;
+/// Words among which the mark of the read kernel lies.
+const MARKED: u64 = 512;
 /// Field words of a slot, after the result and the sink.
 const FIELD_AT: u64 = 8 << 10;
 
@@ -127,6 +156,21 @@ impl<'a, K: Kernels> Rig<'a, K> {
 
     fn sink(&self) -> u64 {
         self.result() + FIELD_AT - 8
+    }
+
+    /// Puts the mark of the read kernel, and nothing else, into the first words of the field; `number` says where.
+    pub(super) fn plant_mark(&self, number: u64) -> Result<Stretch, Stop> {
+        let stretch = Stretch { words: MARKED, ..self.field() };
+        // The sink lies before the field.
+        let mut words = vec![0; MARKED as usize + 1];
+        words[1 + (number % MARKED) as usize] = host::READ_MARK;
+        self.put(self.sink(), &words)?;
+        Ok(stretch)
+    }
+
+    /// What the sink and the marked words hold.
+    pub(super) fn marked(&self) -> Result<Vec<u64>, Stop> {
+        self.words(self.sink(), MARKED + 1)
     }
 
     /// A small field of the test's own.

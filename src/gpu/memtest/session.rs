@@ -9,7 +9,7 @@ use super::rig::{Rig, Stop, Tally};
 use super::{Level, MOST_PASSES};
 use crate::gpu::driver::DriverResult;
 use crate::gpu::human;
-use crate::gpu::kernels::host::mix;
+use crate::gpu::kernels::host::{READ_MARK, mix};
 use crate::gpu::kernels::{Kernel, Kernels, Pattern};
 use crate::report::{Progress, TaskId};
 
@@ -17,8 +17,13 @@ use crate::report::{Progress, TaskId};
 const QUICK_TILES: usize = 32;
 /// Tiles between two looks at the results.
 const TILES_A_LOOK: usize = 64;
+/// Wrong words from which on the kernels are looked at first.
+const MANY: u64 = 4096;
 /// Copies of which the median is the card's own rate.
 const COPIES: usize = 5;
+
+const KERNELS: &str = "kernels";
+const KERNELS_TITLE: &str = "a planted error is seen, once and where it is";
 
 /// A test under way on one card.
 pub(super) struct Session<'a, 'd, K: Kernels> {
@@ -38,6 +43,8 @@ pub(super) struct Session<'a, 'd, K: Kernels> {
     progress: &'a dyn Progress,
     task: TaskId,
     done: u64,
+    /// Errors and marks planted so far: each lies elsewhere.
+    probes: u64,
 }
 
 /// The step in a report, made if it is not there.
@@ -70,7 +77,21 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
         task: TaskId,
     ) -> Self {
         let hits = vec![0; blocks.len()];
-        Session { rig, out, blocks, hits, seed, deadline: None, diagnoses: 0, inverted: false, replant: false, progress, task, done: 0 }
+        Session {
+            rig,
+            out,
+            blocks,
+            hits,
+            seed,
+            deadline: None,
+            diagnoses: 0,
+            inverted: false,
+            replant: false,
+            progress,
+            task,
+            done: 0,
+            probes: 0,
+        }
     }
 
     pub(super) fn words(&self) -> u64 {
@@ -88,11 +109,80 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
         [block.payload(), head, tail].into_iter().find(|stretch| stretch.contains(address)).map(|stretch| (block, stretch))
     }
 
-    /// Pushes what is under test out of the cache.
+    /// Pushes what is under test out of the cache, by reads that are seen to be made.
     pub(super) fn evict(&mut self) -> Result<(), Stop> {
+        let mark = self.rig.plant_mark(self.probes)?;
         let (rig, evictor) = (&mut *self.rig, Evictor { blocks: &self.blocks });
-        rig.timed(|rig| evictor.evict(rig))?;
-        Ok(())
+        rig.timed(|rig| {
+            evictor.evict(rig)?;
+            rig.read(&mark)
+        })?;
+        self.mark_was_read("evicting")
+    }
+
+    /// The read kernel has put the mark into its sink; else it did not run, or the words are not what was written to them.
+    fn mark_was_read(&mut self, when: &str) -> Result<(), Stop> {
+        for attempt in 0..3 {
+            let words = self.rig.marked()?;
+            self.probes += 1;
+            if words.first() == Some(&READ_MARK) {
+                if attempt > 0 {
+                    self.kernels_surprised(Cause::FlippedBit, format!("a read (while {when}) missed its mark once, then found it"));
+                }
+                return Ok(());
+            }
+            let marks = words.iter().skip(1).filter(|word| **word != 0).count();
+            if marks != 1 || !words.contains(&READ_MARK) {
+                self.kernels_surprised(Cause::FlippedBit, format!("words of the test's own changed (while {when})"));
+                return Ok(());
+            }
+            let mark = self.rig.plant_mark(self.probes)?;
+            self.rig.timed(|rig| rig.read(&mark))?;
+        }
+        let what = format!("the kernel `{}` did not read what it should (while {when})", Kernel::Read.name());
+        self.kernels_surprised(Cause::Kernels, what);
+        Err(Stop::Broken)
+    }
+
+    /// The step of the kernels has failed, whatever it said before.
+    fn kernels_surprised(&mut self, cause: Cause, text: String) {
+        let step = step_mut(self.out, KERNELS, KERNELS_TITLE);
+        (step.status, step.cause, step.detail) = (Status::Fail, Some(cause), Some(text.clone()));
+        self.out.findings.push(Finding { cause, step: KERNELS, text, addresses: Vec::new(), period: None, call: None, code: None });
+    }
+
+    /// A comparison that found nothing must find an error that is planted where it has just looked: in `stretch`, by the same launches.
+    fn prove(&mut self, name: &'static str, title: &'static str, op: Op, stretch: &Stretch) -> Result<(), Stop> {
+        for attempt in 0..3u32 {
+            self.probes += 1;
+            let random = mix(self.seed ^ self.probes);
+            // Of the modulo test only every 20th word is looked at.
+            let start = random % stretch.words.max(1);
+            let places = (0..plan::MODULUS.min(stretch.words)).map(|step| stretch.address + 8 * ((start + step) % stretch.words));
+            let Some((place, right)) = places.filter_map(|place| Some((place, op.expected(stretch, place)?))).next() else { return Ok(()) };
+            let planted = (place, right, right ^ 1 << (random >> 58));
+            self.rig.put(place, &[planted.2])?;
+            let outcome = self.run_on(stretch, op).and_then(|()| self.rig.tally());
+            let held = self.rig.word(place)?;
+            self.rig.put(place, &[right])?;
+            let tally = outcome?;
+            match tally.without(planted) {
+                Some(rest) if rest.clean() => return Ok(()),
+                // More than was planted.
+                Some(rest) => return self.failed(name, title, op, &rest),
+                None if !tally.clean() => return self.failed(name, title, op, &tally),
+                None if held != planted.2 => {
+                    self.word_broken(name, title, "", place, planted.2, held);
+                    return Ok(());
+                }
+                None if attempt < 2 => {}
+                None => {
+                    let what = format!("a `{}` in `{name}` did not see an error planted at {place:#x}: its kernel does nothing", op.kind());
+                    self.kernels_surprised(Cause::Kernels, what);
+                }
+            }
+        }
+        Err(Stop::Broken)
     }
 
     fn advance(&mut self) {
@@ -168,11 +258,25 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
                 }
             }
         }
+        // Every test ends with a comparison that changes nothing.
+        if let Some(op) = test.ops.last().filter(|op| op.only_reads()) {
+            let number = mix(self.seed ^ self.probes ^ 0xB10C) as usize % self.blocks.len().max(1);
+            if let Some(stretch) = self.blocks.get(number).map(Block::payload) {
+                self.prove(name, title, *op, &stretch)?;
+            }
+        }
         Ok(())
     }
 
     /// Counts wrong words for a step and looks for the cause.
     fn failed(&mut self, name: &'static str, title: &'static str, op: Op, tally: &Tally) -> Result<(), Stop> {
+        // Where so much is wrong it may be a kernel that does not run rather than the memory.
+        if tally.count() > MANY
+            && let Some(what) = self.kernel_fault()?
+        {
+            self.kernels_surprised(Cause::Kernels, what);
+            return Err(Stop::Broken);
+        }
         let before = self.out.findings.len();
         let outcome = self.diagnose(name, op, tally);
         let cause = self.out.findings[before.min(self.out.findings.len())..].iter().map(|finding| finding.cause).min();
@@ -234,12 +338,48 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
         step.seconds += milliseconds / 1e3;
         let tally = self.rig.tally()?;
         if tally.clean() {
-            return Ok(());
+            return self.prove_exchange();
         }
         // Any block's rule will do to name the op: the block of each address has its own.
         let op = guards.first().map_or(Op::Verify(plan::OWN), |(op, _)| *op);
         self.failed(NAME, TITLE, op, &tally)?;
         self.plant_canaries()
+    }
+
+    /// The kernel that compares and writes must do both, on the test's own field.
+    fn prove_exchange(&mut self) -> Result<(), Stop> {
+        self.probes += 1;
+        let random = mix(self.seed ^ self.probes ^ 0xE8C);
+        let field = self.rig.field();
+        let stretch = Stretch { words: 64, ..field };
+        let (from, to) = (Rule::new(Pattern::Random, random, 0), Rule::new(Pattern::Random, !random, 0));
+        let op = Op::Exchange { from, to, descending: random & 1 == 1 };
+        let mut words: Vec<u64> = (0..stretch.words).map(|at| from.value(0, stretch.origin + at)).collect();
+        let at = random % stretch.words;
+        words[at as usize] ^= 1 << (random >> 58);
+        self.rig.put(stretch.address, &words)?;
+        self.run_on(&stretch, op)?;
+        let tally = self.rig.tally()?;
+        let after = self.rig.words(stretch.address, stretch.words)?;
+        let written = after.iter().enumerate().all(|(at, word)| *word == to.value(0, stretch.origin + at as u64));
+        if written && tally.count() == 1 {
+            return Ok(());
+        }
+        // Words that cannot hold what is written to them, or a kernel that does not do its work.
+        if let Some((address, expected, got)) = self.slot_fault()? {
+            self.own_words_broken(KERNELS, address, expected, got);
+            return if self.rig.next_slot() { self.rig.reset() } else { Err(Stop::Broken) };
+        }
+        self.rig.reset()?;
+        let what = match self.kernel_fault()? {
+            Some(what) => what,
+            None => {
+                self.kernels_surprised(Cause::FlippedBit, "a word of the test's own field was wrong once, then right".into());
+                return Ok(());
+            }
+        };
+        self.kernels_surprised(Cause::Kernels, what);
+        Err(Stop::Broken)
     }
 
     /// What a pass expects of an address. The guards of each block have a rule of their own.
@@ -291,6 +431,7 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
                 }
                 return Ok(());
             }
+            let mark = self.rig.plant_mark(self.probes)?;
             let milliseconds = self.rig.timed(|rig| {
                 for (block, tile) in batch {
                     let other = if *block < middle || middle == 0 { &halves[1] } else { &halves[0] };
@@ -304,8 +445,9 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
                         rig.launch(kernel, words, &arguments)?;
                     }
                 }
-                Ok(())
+                rig.read(&mark)
             })?;
+            self.mark_was_read("reading tiles past the cache")?;
             let step = step_mut(self.out, NAME, TITLE);
             step.passes += 1;
             step.seconds += milliseconds / 1e3;
@@ -313,6 +455,9 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
             if !tally.clean() {
                 self.failed(NAME, TITLE, Op::Verify(rule), &tally)?;
                 break;
+            }
+            if let Some((_, tile)) = batch.last() {
+                self.prove(NAME, TITLE, Op::Verify(rule), tile)?;
             }
         }
         self.advance();
@@ -344,8 +489,8 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
     /// Tries the kernels on the test's own field: sound words give nothing, a planted error gives exactly itself. Slots that do
     /// not hold what is written to them are reported and left.
     pub(super) fn try_kernels(&mut self) -> Result<(), Stop> {
-        const NAME: &str = "kernels";
-        const TITLE: &str = "a planted error is seen, once and where it is";
+        const NAME: &str = KERNELS;
+        const TITLE: &str = KERNELS_TITLE;
         let mut surprises = 0;
         loop {
             if let Some((address, expected, got)) = self.slot_fault()? {
@@ -398,18 +543,23 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
 
     /// Notes that a word of the test's own memory cannot hold what is written to it.
     fn own_words_broken(&mut self, step: &'static str, address: u64, expected: u64, got: u64) {
+        self.word_broken(step, KERNELS_TITLE, " (the test's own)", address, expected, got);
+    }
+
+    fn word_broken(&mut self, step: &'static str, title: &'static str, whose: &str, address: u64, expected: u64, got: u64) {
         self.out.mismatch_count += 1;
         self.keep(step, None, address, expected, got, None);
         self.out.findings.push(Finding {
             cause: Cause::StuckBit,
             step,
-            text: format!("the word at {address:#x} (the test's own) reads {got:#018x} after {expected:#018x} was written"),
+            text: format!("the word at {address:#x}{whose} reads {got:#018x} after {expected:#018x} was written"),
             addresses: vec![Hex(address)],
             period: None,
             call: None,
             code: None,
         });
-        step_mut(self.out, step, "a planted error is seen, once and where it is").status = Status::Fail;
+        let step = step_mut(self.out, step, title);
+        (step.status, step.cause) = (Status::Fail, Some(Cause::StuckBit));
     }
 
     /// The first word of the present slot that does not read as it was written by the host.
@@ -442,7 +592,8 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
         let wrong = |op: Op| op.expected(&field, place).unwrap_or(0) ^ bit;
         let residue = field.index(place) % plan::MODULUS;
         let value = mix(self.seed ^ 5);
-        let constant = Rule::new(Pattern::Constant, value, 0);
+        // Neither fill may be left out: what they write must not be there before.
+        let constant = Rule::new(Pattern::Constant, !value, 0);
         // Each comparison, after what has to be written before it.
         let modulo = |inside| Op::ModuloFill { residue, value: if inside { value } else { !value }, inside };
         let checks: [(&[Op], Op); 4] = [
@@ -477,11 +628,21 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
         }
         let after = self.rig.words(field.address, 2)?;
         let still = |at: u64| (after.get(at as usize).copied(), Op::VerifyMoved(rule).expected(&field, field.address + 8 * at));
-        self.rig.timed(|rig| rig.read(&field))?;
         for at in 0..2 {
             let (seen, expected) = still(at);
             if seen != expected && field.address + 8 * at != place {
                 return Ok(Some(format!("the copy kernel left {seen:x?} where {expected:x?} belongs")));
+            }
+        }
+        for planted in [true, false] {
+            let mark = self.rig.plant_mark(self.probes)?;
+            self.probes += 1;
+            if planted {
+                self.rig.timed(|rig| rig.read(&mark))?;
+            }
+            let words = self.rig.marked()?;
+            if (words.first() == Some(&READ_MARK)) != planted {
+                return Ok(Some(format!("the kernel `{}` did not read what it should", Kernel::Read.name())));
             }
         }
         Ok(None)

@@ -116,6 +116,7 @@ impl SimCard {
             faults.push(fault(name, value).ok_or_else(|| unknown(part, name))?);
         }
         let card = SimCard { name: format!("sim:{text}"), capacity, faults };
+        card.possible(size)?;
         let inside = |place: u64| place < card.capacity;
         for fault in &card.faults {
             let places = match fault {
@@ -131,6 +132,32 @@ impl SimCard {
             }
         }
         Ok(card)
+    }
+
+    /// A card that cannot be as it is described would say nothing about the fault.
+    fn possible(&self, size: &str) -> Result<()> {
+        let human = crate::gpu::human;
+        let refuse = |what: String, hint: &str| Err(Error::usage(format!("a card of {size} cannot be like that: {what}")).hint(hint));
+        let mut held = 0u64;
+        for fault in &self.faults {
+            match fault {
+                Fault::Others(bytes) | Fault::Busy(bytes) => held = held.saturating_add(*bytes),
+                Fault::Gone { bytes, .. } if *bytes > self.capacity => {
+                    return refuse(format!("{} would go during the test", human(*bytes)), "`leak` and `grab` take less than the card has");
+                }
+                Fault::OutOfMemory(bytes) if *bytes > self.capacity => {
+                    return refuse(
+                        format!("{} are never in use", human(*bytes)),
+                        "`oom=SIZE` is the memory in use from which on the driver says out of memory: less than the card has",
+                    );
+                }
+                _ => {}
+            }
+        }
+        if held > self.capacity {
+            return refuse(format!("others would hold {}", human(held)), "`others` and `busy` together are at most the size of the card");
+        }
+        Ok(())
     }
 
     /// The card, with its faults. Addresses of faults are physical.
@@ -344,6 +371,10 @@ mod tests {
             "64MiB,stuck=1",
             "64MiB,stuck=1:9",
             "64MiB,stuck=65MiB:1",
+            "64MiB,others=1TiB",
+            "64MiB,others=40MiB,busy=40MiB",
+            "64MiB,grab=65MiB",
+            "64MiB,oom=1GiB",
             "64MiB,melted",
             "64MiB,code=cuX:1:2",
             "64MiB,flip=1:1@0",

@@ -75,6 +75,11 @@ impl DeviceReport {
         if self.mismatch_count as usize > SHOWN.min(self.mismatches.len()) {
             out.push_str(&format!("  {} wrong words in all\n", self.mismatch_count));
         }
+        if !self.mismatches.is_empty() || self.findings.iter().any(|finding| !finding.addresses.is_empty()) {
+            out.push_str("  addresses are virtual, as this process saw the memory; offsets count the tested memory, block after block");
+            // A description names places in the card: the two are not to be compared.
+            out.push_str(if self.device.starts_with("sim:") { "; those of `--device sim:` are physical, in the card\n" } else { "\n" });
+        }
         out.push_str(&format!("{}: {}: {} ({})\n", self.device, self.status.text(), self.summary, seconds(self.seconds)));
         for hint in &self.hints {
             out.push_str(&format!("hint: {hint}\n"));

@@ -307,6 +307,22 @@ fn the_command_line() {
     assert!(error.hints()[0].contains("-f environment.yml"));
     let error = read(&[], &["a".to_owned(), "numpy≥1".to_owned()], &options()).unwrap_err();
     assert!(error.to_string().starts_with("<argument 2>:1:1: invalid match spec"), "{error}");
+    // Python packages, as `remove` and `why` name them.
+    let words = ["python", "pypi::einops>=0.8", "pypi::dask[complete] ; python_version >= '3.9'", "pypi::einops>=0.8"];
+    let spec = read(&[], &words.map(str::to_owned), &options()).unwrap();
+    assert_eq!(deps(&spec), ["python"]);
+    assert_eq!(spec.pip.len(), 2);
+    assert_eq!(spec.pip[0].shown(), "einops>=0.8");
+    for (word, hint) in [("pip:einops", "'pypi::einops'"), ("pypi:einops", "'pypi::einops'"), ("pip::einops>1", "'pypi::einops>1'")] {
+        let error = read(&[], &[word.to_owned()], &options()).unwrap_err();
+        assert!(error.exit_code() == 2 && error.hints()[0].contains(hint), "{word}: {error}");
+    }
+    for word in ["pypi::", "pypi::-e .", "pypi::./folder", "pypi::--pre", "pypi::a b", "pypi::a\nb"] {
+        let error = read(&[], &[word.to_owned()], &options()).unwrap_err();
+        assert!(error.exit_code() == 2 && error.to_string().starts_with("<argument 1>:1:1"), "{word}: {error}");
+    }
+    let error = read_text("environment.yml", "dependencies:\n  - pypi::einops\n").unwrap_err();
+    assert!(error.hints()[0].contains("under `- pip:`"), "{error}");
 }
 
 #[test]

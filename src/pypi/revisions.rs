@@ -1,0 +1,218 @@
+//! The Python half of the revisions of an environment: conda's history has no place for it, so tare keeps a record of its own beside it.
+//!
+//! A revision is a number in `conda-meta/history`. A record counts as long as the history has a revision of that number that did the same to the conda
+//! packages: other tools add revisions without one, and what is not recorded is not known. There is no clock time in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::install::{TareRecord, WheelFacts, replace};
+use super::{PypiRecord, ReadyWheel};
+use crate::error::{Error, Result};
+use crate::install::hex_text;
+use crate::prefix::{Prefix, Revision};
+
+/// Where the record lies in an environment.
+pub(crate) const FILE: &str = "conda-meta/tare/revisions.json";
+
+/// Version of the layout.
+const SCHEMA: u32 = 1;
+
+/// A Python package of a revision.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Noted {
+    /// Normalized name.
+    pub name: String,
+    /// Version as written.
+    pub version: String,
+    /// What tare installed; `None` for what another tool did, of which only name and version are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+}
+
+/// From what tare installed a Python package.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// What it is and where it comes from.
+    pub record: PypiRecord,
+    /// The wheel.
+    pub wheel: WheelFacts,
+}
+
+impl Source {
+    /// The wheel once more: see [`TareRecord::ready`].
+    pub fn ready(&self) -> ReadyWheel {
+        super::install::ready_again(&self.record, &self.wheel)
+    }
+}
+
+impl Noted {
+    pub(crate) fn of(record: &TareRecord) -> Self {
+        Noted {
+            name: record.record.name.to_string(),
+            version: record.record.version.to_string(),
+            source: Some(Source { record: record.record.clone(), wheel: record.wheel.clone() }),
+        }
+    }
+
+    fn history_name(&self) -> String {
+        format!("pypi::{}-{}-pypi_0", self.name, self.version)
+    }
+}
+
+/// `conda-meta/tare/revisions.json`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Book {
+    schema_version: u32,
+    /// The packages of all revisions, by a digest of what is noted of them.
+    packages: BTreeMap<String, Noted>,
+    revisions: Vec<Entry>,
+}
+
+/// One revision.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Entry {
+    /// Its number in the history, from 0.
+    revision: usize,
+    /// Digest of what the history has it do.
+    history: String,
+    packages: Vec<String>,
+}
+
+impl Book {
+    /// The record of `prefix`, as far as it goes with `history`; empty if there is none.
+    ///
+    /// # Errors
+    /// It is there, but cannot be read or understood.
+    pub fn read(prefix: &Path, history: &[Revision]) -> Result<Self> {
+        let path = prefix.join(FILE);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Book::default()),
+            Err(error) => return Err(Error::io("read", &path, &error)),
+        };
+        let damaged = |why: String| {
+            Error::failure(format!("`{}` is damaged", path.display()))
+                .because(why)
+                .hint("without it revisions go back to their conda half only: remove the file")
+        };
+        let mut book: Book = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+        if book.schema_version > SCHEMA {
+            return Err(Error::failure(format!("`{}` was written by a newer tare", path.display())));
+        }
+        book.revisions.retain(|entry| history.get(entry.revision).is_some_and(|revision| digest_of(revision) == entry.history));
+        if let Some(lost) = book.revisions.iter().flat_map(|entry| &entry.packages).find(|key| !book.packages.contains_key(*key)) {
+            return Err(damaged(format!("it has no package `{lost}`")));
+        }
+        Ok(book)
+    }
+
+    /// The Python packages after revision `number`, sorted by name; `None` if nothing was recorded.
+    pub fn at(&self, number: usize) -> Option<Vec<&Noted>> {
+        let entry = self.revisions.iter().rev().find(|entry| entry.revision == number)?;
+        Some(entry.packages.iter().filter_map(|key| self.packages.get(key)).collect())
+    }
+
+    /// Records the packages after the last revision of `history`.
+    fn add(&mut self, history: &[Revision], mut packages: Vec<Noted>) -> Result<()> {
+        let Some(last) = history.len().checked_sub(1) else { return Ok(()) };
+        packages.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut keys = Vec::with_capacity(packages.len());
+        for noted in packages {
+            let bytes = serde_json::to_vec(&noted).map_err(|error| Error::failure("cannot write what a revision holds").because(error))?;
+            let key = hex_text(&Sha256::digest(bytes))[..16].to_owned();
+            self.packages.insert(key.clone(), noted);
+            keys.push(key);
+        }
+        self.revisions.retain(|entry| entry.revision < last);
+        self.revisions.push(Entry { revision: last, history: digest_of(&history[last]), packages: keys });
+        let used: BTreeSet<&String> = self.revisions.iter().flat_map(|entry| &entry.packages).collect();
+        let used: BTreeSet<String> = used.into_iter().cloned().collect();
+        self.packages.retain(|key, _| used.contains(key));
+        Ok(())
+    }
+}
+
+fn digest_of(revision: &Revision) -> String {
+    let added = revision.added.iter().map(|name| format!("+{name}\n"));
+    let removed = revision.removed.iter().map(|name| format!("-{name}\n"));
+    let lines: String = removed.chain(added).collect();
+    hex_text(&Sha256::digest(lines))[..16].to_owned()
+}
+
+/// Writes the record of `stage`: that of the environment `base`, if its history goes on, and the packages after the last revision of `history`.
+///
+/// # Errors
+/// The file cannot be written. A record of `base` that makes no sense is given up.
+pub(crate) fn note(stage: &Path, base: Option<&Path>, history: &str, packages: Vec<Noted>) -> Result<()> {
+    let history = crate::prefix::parse_history(history);
+    let mut book = base.map(|base| Book::read(base, &history).unwrap_or_default()).unwrap_or_default();
+    book.schema_version = SCHEMA;
+    book.add(&history, packages)?;
+    let mut text = serde_json::to_vec(&book).map_err(|error| Error::failure("cannot write what the revisions hold").because(error))?;
+    text.push(b'\n');
+    let path = stage.join(FILE);
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(|error| Error::io("create the folder", folder, &error))?;
+    }
+    replace(&path, &text)
+}
+
+/// The revisions of an environment with both halves, for people: Python packages are `pypi::NAME-VERSION-pypi_0`. Where a revision or the one before has
+/// no record, its Python half is left out.
+///
+/// # Errors
+/// As for [`Prefix::history`] and [`Book::read`].
+pub fn with_both_halves(prefix: &Prefix) -> Result<Vec<Revision>> {
+    let mut history = prefix.history()?;
+    let book = Book::read(prefix.path(), &history)?;
+    let names = |number: usize| -> Option<BTreeSet<String>> {
+        book.at(number).map(|packages| packages.into_iter().map(Noted::history_name).collect())
+    };
+    for number in 0..history.len() {
+        let before = if number == 0 { Some(BTreeSet::new()) } else { names(number - 1) };
+        let (Some(before), Some(after)) = (before, names(number)) else { continue };
+        history[number].added.extend(after.difference(&before).cloned());
+        history[number].removed.extend(before.difference(&after).cloned());
+    }
+    Ok(history)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noted(name: &str, version: &str) -> Noted {
+        Noted { name: name.to_owned(), version: version.to_owned(), source: None }
+    }
+
+    #[test]
+    fn a_record_counts_only_with_its_history() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(folder.path().join("conda-meta/tare")).unwrap();
+        let entry = |name: &str| format!("==> 2026-01-01 10:00:00 <==\n# cmd: tare\n+{name}\n");
+        let (one, two, three) = (entry("x-1-0"), entry("y-1-0"), entry("z-1-0"));
+        let root = folder.path();
+        note(root, None, &one, vec![noted("b", "1"), noted("a", "1")]).unwrap();
+        note(root, Some(root), &format!("{one}{two}"), vec![noted("a", "2"), noted("b", "1")]).unwrap();
+        let history = crate::prefix::parse_history(&format!("{one}{two}{three}"));
+        let book = Book::read(root, &history).unwrap();
+        let names =
+            |number: usize| book.at(number).map(|list| list.iter().map(|n| format!("{} {}", n.name, n.version)).collect::<Vec<_>>());
+        assert_eq!(names(0).unwrap(), ["a 1", "b 1"]);
+        assert_eq!(names(1).unwrap(), ["a 2", "b 1"]);
+        // Another tool's revision.
+        assert_eq!(names(2), None);
+        // Another history.
+        let book = Book::read(root, &crate::prefix::parse_history(&format!("{one}{three}"))).unwrap();
+        assert!(book.at(0).is_some() && book.at(1).is_none());
+        std::fs::write(root.join(FILE), "{").unwrap();
+        assert!(Book::read(root, &history).unwrap_err().hints()[0].contains("remove the file"));
+        // What makes no sense is no obstacle for a change.
+        note(root, Some(root), &one, Vec::new()).unwrap();
+        assert_eq!(Book::read(root, &history).unwrap().at(0).unwrap().len(), 0);
+    }
+}
