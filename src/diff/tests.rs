@@ -193,6 +193,7 @@ fn locks_convert_and_read_back_to_the_same_packages() {
                         std::fs::write(&path, exported.text).unwrap();
                         let again = Side::of_file("pylock.toml", &path, platform.subdir).unwrap_or_else(|error| panic!("{label}: {error}"));
                         let one = Side {
+                            notes: Vec::new(),
                             label: "lock".into(),
                             content: Content::Resolved {
                                 platforms: [(platform.name.clone(), inventory(&subject))].into(),

@@ -1,6 +1,6 @@
 //! What is written into `conda-meta`: package records, `history`, `state` and tare's own notes; and `~/.conda/environments.txt`.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};
@@ -497,9 +497,9 @@ fn modes(stage: &Path, records: &[PrefixRecord], exact: &HashSet<PathBuf>) -> St
 }
 
 /// Reads `conda-meta/tare/modes`; `None` if there is none (the environment is of another tool or of an older tare).
-pub(crate) fn read_modes(prefix: &Path) -> Option<std::collections::HashMap<PathBuf, FileKind>> {
+pub(crate) fn read_modes(prefix: &Path) -> Option<HashMap<PathBuf, FileKind>> {
     let text = std::fs::read_to_string(prefix.join(TARE_FOLDER).join("modes")).ok()?;
-    let mut kinds = std::collections::HashMap::new();
+    let mut kinds = HashMap::new();
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
         if let Some(path) = line.strip_prefix("x ") {
@@ -546,11 +546,12 @@ pub fn look(prefix: &Path, stamp: &Stamp) -> Look {
     for site in site_packages(prefix) {
         let Some(text) = site.to_str() else { continue };
         let below = format!("{text}/");
-        let known: HashSet<&str> =
+        let paths: Vec<&str> =
             manifest.lines().filter_map(|line| line.split_once(' ')).filter_map(|(_, path)| path.strip_prefix(&below)).collect();
-        let infos: HashSet<&str> = known.iter().filter_map(|path| path.split_once('/')).map(|(folder, _)| folder).collect();
+        let known = KnownFiles::new(&paths);
+        let infos: HashSet<&str> = known.folders.keys().filter_map(|folder| folder.split('/').next()).collect();
         let found = std::sync::Mutex::new(Vec::new());
-        unknown_files(&prefix.join(&site), "", &known, &found);
+        known.others(&prefix.join(&site), "", &found);
         let mut found = found.into_inner().unwrap_or_default();
         found.sort();
         let is_metadata = |name: &str| name.ends_with(".dist-info") || name.ends_with(".egg-info") || name.ends_with(".egg-link");
@@ -584,28 +585,49 @@ pub(crate) fn listed_files(prefix: &Path, info: &Path) -> Option<Vec<PathBuf>> {
     crate::pypi::installed::owned(prefix, info, &String::from_utf8_lossy(&text))
 }
 
-/// The files below a folder of site-packages that are not `known`. Byte code of runs is nobody's and no matter.
-fn unknown_files(folder: &Path, relative: &str, known: &HashSet<&str>, found: &std::sync::Mutex<Vec<String>>) {
-    let (mut folders, mut unknown) = (Vec::new(), Vec::new());
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Some(name) = name.to_str().filter(|name| !name.contains('\n')) else { continue };
-        let Ok(kind) = entry.file_type() else { continue };
-        let path = if relative.is_empty() { name.to_owned() } else { format!("{relative}/{name}") };
-        if kind.is_dir() {
-            if name != "__pycache__" {
-                folders.push((entry.path(), path));
-            }
-        } else if !known.contains(path.as_str()) {
-            unknown.push(path);
+/// The files of packages in a site-packages folder, all of which are there.
+struct KnownFiles<'a> {
+    paths: &'a [&'a str],
+    /// How many lie directly in each folder: where the number is right, there is no other, and nothing has to be looked up.
+    folders: HashMap<&'a str, usize>,
+}
+
+impl<'a> KnownFiles<'a> {
+    /// `paths`: relative to site-packages, sorted.
+    fn new(paths: &'a [&'a str]) -> Self {
+        let mut folders: HashMap<&str, usize> = HashMap::new();
+        let folder_of = |path: &'a str| path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        for same in paths.chunk_by(|a, b| folder_of(a) == folder_of(b)) {
+            *folders.entry(folder_of(same[0])).or_default() += same.len();
         }
+        KnownFiles { paths, folders }
     }
-    if !unknown.is_empty()
-        && let Ok(mut found) = found.lock()
-    {
-        found.extend(unknown);
+
+    /// The files below a folder that are none of them. Byte code of runs is nobody's and no matter.
+    fn others(&self, folder: &Path, relative: &str, found: &std::sync::Mutex<Vec<String>>) {
+        let (mut folders, mut files) = (Vec::new(), Vec::new());
+        let inside = |name: &str| if relative.is_empty() { name.to_owned() } else { format!("{relative}/{name}") };
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            // What cannot be noted cannot be missed.
+            let Some(name) = name.to_str().filter(|name| !name.contains('\n')) else { continue };
+            let Ok(kind) = entry.file_type() else { continue };
+            if !kind.is_dir() {
+                files.push(name.to_owned());
+            } else if name != "__pycache__" {
+                folders.push((entry.path(), inside(name)));
+            }
+        }
+        let expected = self.folders.get(relative).copied().unwrap_or_default();
+        if files.len() != expected {
+            let known: HashSet<&str> = if expected == 0 { HashSet::new() } else { self.paths.iter().copied().collect() };
+            let others = files.iter().map(|name| inside(name)).filter(|path| !known.contains(path.as_str()));
+            if let Ok(mut found) = found.lock() {
+                found.extend(others);
+            }
+        }
+        folders.par_iter().for_each(|(folder, path)| self.others(folder, path, found));
     }
-    folders.par_iter().for_each(|(folder, path)| unknown_files(folder, path, known, found));
 }
 
 /// Says that an environment has all its packages, and files in site-packages that are of none.
