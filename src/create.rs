@@ -246,11 +246,11 @@ fn in_place(inputs: &Inputs, options: &Options) -> Option<String> {
     let mut command = "to change it in place: tare update".to_owned();
     match (&options.name, &options.prefix) {
         (Some(name), _) => command.push_str(&format!(" -n {name}")),
-        (_, Some(prefix)) => command.push_str(&format!(" -p {}", crate::error::quoted(&prefix.display().to_string()))),
+        (_, Some(prefix)) => command.push_str(&format!(" -p {}", crate::text::quoted(&prefix.display().to_string()))),
         _ => {}
     }
     for file in &inputs.files {
-        command.push_str(&format!(" -f {}", crate::error::quoted(&crate::spec::mask_secrets(file))));
+        command.push_str(&format!(" -f {}", crate::text::quoted(&crate::spec::mask_secrets(file))));
     }
     Some(command + " --prune")
 }
@@ -414,8 +414,8 @@ pub fn record_json(record: &RepoDataRecord, fetch: bool) -> Value {
         "url": url,
         "fn": file,
         "dist_name": dist_name,
-        "md5": package.md5.map(|hash| hex(&hash)),
-        "sha256": package.sha256.map(|hash| hex(&hash)),
+        "md5": package.md5.map(|hash| crate::text::hex(&hash)),
+        "sha256": package.sha256.map(|hash| crate::text::hex(&hash)),
         "size": package.size,
         "subdir": package.subdir,
         "platform": package.subdir,
@@ -424,8 +424,4 @@ pub fn record_json(record: &RepoDataRecord, fetch: bool) -> Value {
         "license": package.license,
         "timestamp": package.timestamp.as_ref().map(|time| time.timestamp_millis()),
     })
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

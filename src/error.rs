@@ -245,15 +245,6 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// A word of a command in a hint, quoted for a shell where that is needed.
-pub(crate) fn quoted(text: &str) -> String {
-    if !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-+@%=:,".contains(c)) {
-        text.to_owned()
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -57,6 +57,7 @@ pub mod search;
 pub mod solve;
 /// What the user asked for: environment.yml, match specs, requirements, explicit lists.
 pub mod spec;
+mod text;
 /// The only writer to stdout and stderr.
 pub mod ui;
 /// Files of an environment against what their packages say.

@@ -411,7 +411,7 @@ fn digest(
         "pins": settings.pinned_packages.value,
         "default_packages": if inputs.default_packages { settings.create_default_packages.value.clone() } else { vec![] },
     });
-    let hash = |text: String| Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hash = |text: String| crate::text::hex(&Sha256::digest(text.as_bytes()));
     let parts = facts.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), hash(value.to_string())[..16].into())).collect();
     (hash(facts.to_string()), parts)
 }

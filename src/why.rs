@@ -64,7 +64,7 @@ pub fn in_prefix(prefix: &Prefix, name: &str) -> Result<Why> {
 
 /// Why `name` is on a platform of the lock `file`; `platform`: its name, else that of this machine, or the only one.
 ///
-/// A lock does not say which Python distributions a conda package brings: one of the same name counts.
+/// A lock does not say which Python distributions a conda package brings: those of its purls and of its own name count.
 ///
 /// # Errors
 /// The file is no lock or has not this platform; the package is not there.
@@ -100,9 +100,9 @@ fn of_platform(lock: &Lock, platform: &LockedPlatform) -> Result<Graph> {
             }
         })
         .collect();
-    let brought = subject.conda.iter().map(|record| {
-        let package = record.package_record.name.as_normalized().to_owned();
-        Brought { name: normalize(&package), package, requires: Vec::new() }
+    let brought = subject.conda.iter().flat_map(|record| {
+        let package = record.package_record.name.as_normalized();
+        crate::lock::brought(record).map(|name| Brought { name, package: package.to_owned(), requires: Vec::new() })
     });
     Ok(graph(&subject.conda, &requested(&subject)?, python, brought.collect(), subject.platform, true))
 }

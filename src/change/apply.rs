@@ -106,13 +106,13 @@ pub struct Changed {
     pub prefix: PathBuf,
     /// Number of packages that came.
     pub linked: usize,
-    /// Number of packages that went.
+    /// Number of packages that went and did not come back in another version.
     pub unlinked: usize,
     /// Number of packages that stayed as they were.
     pub kept: usize,
     /// Number of Python packages of the pip section that came.
     pub python_linked: usize,
-    /// Number of Python packages that no conda package brought that went.
+    /// The same of Python packages that no conda package brought.
     pub python_unlinked: usize,
     /// Number of such packages that stayed.
     pub python_kept: usize,
@@ -582,13 +582,16 @@ fn build(
     let mut clobbered = layout.clobbered;
     clobbered.extend(decision.clobbered);
     clobbered.extend(wheel_layout.clobbered);
+    // What comes in another version, or anew, did not go.
+    let comes: HashSet<&PackageName> = packages.iter().map(|package| &package.record.package_record.name).collect();
+    let python_comes: HashSet<&str> = wheels.iter().map(|wheel| wheel.ready.record.name.as_ref()).collect();
     Ok(Changed {
         prefix: prefix.to_owned(),
         linked: packages.len(),
-        unlinked: job.unlink.len(),
+        unlinked: job.unlink.iter().filter(|known| !comes.contains(known.name())).count(),
         kept: job.keep.len(),
         python_linked: wheels.len(),
-        python_unlinked: job.unlink_python.len(),
+        python_unlinked: job.unlink_python.iter().filter(|installed| !python_comes.contains(installed.name.as_str())).count(),
         python_kept: job.keep_python.len(),
         link_modes: modes.into_iter().collect(),
         compiled,

@@ -192,14 +192,7 @@ async fn copy_to(
         moved_from: None,
         repair: None,
     };
-    apply::apply(job, locks, &session.package_cache, session.client.clone(), progress)
-        .await
-        .map(|(changed, locks)| (made_anew(changed), locks))
-}
-
-/// What is linked for another place replaces itself: nothing was removed.
-fn made_anew(changed: Changed) -> Changed {
-    Changed { unlinked: 0, python_unlinked: 0, ..changed }
+    apply::apply(job, locks, &session.package_cache, session.client.clone(), progress).await
 }
 
 /// Repairs an environment that was moved: its packages are linked anew for the place where it is, and its old path in the text files of nobody is
@@ -242,7 +235,7 @@ pub async fn relocate_environment(options: &Options, settings: &Settings, progre
     if !from.exists() {
         forget(&from);
     }
-    Ok(Some(made_anew(changed)))
+    Ok(Some(changed))
 }
 
 fn forget(prefix: &Path) {

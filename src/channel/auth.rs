@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use rattler_networking::authentication_storage::backends::file::FileStorage;
 use rattler_networking::authentication_storage::backends::keyring::KeyringAuthenticationStorage;
-use rattler_networking::authentication_storage::backends::netrc::NetRcStorage;
 use rattler_networking::{Authentication, AuthenticationStorage};
 
 use super::client::chain;
+use super::netrc::Netrc;
 use super::redact::redact_text;
 use crate::config::{Environment, Settings, expand_home};
 use crate::error::{Error, Result};
@@ -83,10 +83,9 @@ pub fn storage(settings: &Settings, progress: &dyn Progress) -> Result<Authentic
     if let Some(file) = netrc
         && (named || file.exists())
     {
-        match NetRcStorage::from_path(&file) {
+        match Netrc::read(&file) {
             Ok(netrc) => storage.add_backend(Arc::new(netrc)),
-            // The parser quotes what it could not read, which may be a password: only the path is told.
-            Err(_) => progress.warn(
+            Err(()) => progress.warn(
                 &format!("the netrc file `{}` could not be read and is not used", file.display()),
                 &["each entry is `machine HOST login USER password PASSWORD`".to_owned()],
             ),

@@ -1,5 +1,5 @@
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use rattler_conda_types::{Channel, Subdir};
@@ -297,7 +297,7 @@ impl Work<'_> {
 
     fn folder(&self, text: &str) -> Result<Url> {
         let path = self.options.root_dir.join(expand_home(text, self.settings.home.as_deref()));
-        let path = normal(&path);
+        let path = crate::spec::clean_path(&path);
         check_folder(&path, text)?;
         folder_url(&path)
     }
@@ -333,20 +333,6 @@ fn is_path(text: &str) -> bool {
         || text == "~"
         || ["/", "./", "../", "~/", "\\\\", ".\\", "..\\"].iter().any(|start| text.starts_with(start))
         || (bytes.len() > 2 && bytes[0].is_ascii_alphabetic() && bytes[1] == b':' && matches!(bytes[2], b'/' | b'\\'))
-}
-
-fn normal(path: &Path) -> PathBuf {
-    let mut out = PathBuf::new();
-    for part in path.components() {
-        match part {
-            std::path::Component::CurDir => {}
-            std::path::Component::ParentDir => {
-                out.pop();
-            }
-            part => out.push(part),
-        }
-    }
-    out
 }
 
 fn folder_url(path: &Path) -> Result<Url> {

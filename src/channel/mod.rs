@@ -11,6 +11,8 @@ mod client;
 mod expand;
 /// The channel made from the interpreters of this machine.
 pub mod host;
+/// Credentials in netrc files.
+mod netrc;
 /// Masking secrets in anything that is shown.
 mod redact;
 /// Repodata, packages and texts over one client and one set of caches.

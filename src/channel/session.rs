@@ -414,7 +414,7 @@ impl Session {
         let mut hash = Sha256::new();
         hash.update(packed.as_os_str().as_encoded_bytes());
         hash.update(format!("|{}|{:?}", data.len(), data.modified().ok()));
-        let name: String = hash.finalize().iter().take(12).map(|byte| format!("{byte:02x}")).collect();
+        let name: String = crate::text::hex(&hash.finalize()[..12]);
         let folder = self.cache_dir.join(rattler_cache::REPODATA_CACHE_DIR);
         let target = folder.join(format!("folder-{name}.json"));
         if target.is_file() {

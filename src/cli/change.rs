@@ -195,6 +195,7 @@ fn tell(outcome: &Outcome, options: &Options, context: &Context<'_>) {
             for row in plan.rows() {
                 let version = |side: &Option<(String, String)>| side.as_ref().map(|(version, _)| version.clone()).unwrap_or_default();
                 match row.sign {
+                    '~' if row.old == row.new => printer.note(&format!("{} {} linked anew", row.name, version(&row.new))),
                     '~' => printer.note(&format!("{} {} -> {}", row.name, version(&row.old), version(&row.new))),
                     '-' => printer.note(&format!("{} {} removed", row.name, version(&row.old))),
                     _ => printer.note(&format!("{} {} added", row.name, version(&row.new))),

@@ -80,7 +80,7 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
     Ok(0)
 }
 
-pub(super) use crate::error::quoted;
+pub(super) use crate::text::quoted;
 
 /// The name of an environment that lies in the first environments folder.
 pub(super) fn name_of(prefix: &std::path::Path, context: &Context<'_>) -> Option<String> {

@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 use super::args::EnvironmentArgs;
 use super::context::{Context, environment};
 use crate::change;
-use crate::error::{Error, Result, quoted};
+use crate::error::{Error, Result};
 use crate::install::Cancel;
 use crate::notebook::{self, DataDirs, Done, Options, Place};
+use crate::text::quoted;
 use crate::ui::table;
 
 /// Make environments Jupyter kernels, and clear the slate between experiments

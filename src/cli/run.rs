@@ -3,8 +3,9 @@
 use super::args::{EnvironmentArgs, Global, RunArgs};
 use super::context::{environment, locate, settings};
 use crate::config::Settings;
-use crate::error::{Error, Result, quoted};
+use crate::error::{Error, Result};
 use crate::prefix::{self, Prefix, RunOptions};
+use crate::text::quoted;
 
 pub fn run(args: &RunArgs, global: &Global) -> Result<u8> {
     let mut env = Vec::new();

@@ -90,12 +90,7 @@ pub fn digest_of(records: &[RepoDataRecord]) -> String {
     hex(&environment_digest(records))
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
+pub(crate) use crate::text::hex;
 
 /// A command line without secrets, as one string; arguments with white space are quoted.
 pub(crate) fn redacted_command(command: &[String]) -> String {

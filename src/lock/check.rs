@@ -715,14 +715,16 @@ fn parsed(text: &str) -> Option<spec::Requirement> {
     text.parse().ok()
 }
 
-/// Whether a conda package brings the distribution of this (normalised) name.
+/// Whether a conda package brings the distribution of this (normalised) name, as far as a lock tells.
 fn brings(record: &RepoDataRecord, name: &str) -> bool {
+    brought(record).any(|brought| brought == name)
+}
+
+/// The distributions that a conda package of a lock brings, normalised: those that its purls name, and one of its own name.
+pub(crate) fn brought(record: &RepoDataRecord) -> impl Iterator<Item = String> + '_ {
     let package = &record.package_record;
-    let by_purl = package
-        .purls
-        .as_ref()
-        .is_some_and(|purls| purls.iter().any(|purl| purl.package_type() == "pypi" && crate::prefix::normalize(purl.name()) == name));
-    by_purl || crate::prefix::normalize(package.name.as_normalized()) == name
+    let purls = package.purls.iter().flatten().filter(|purl| purl.package_type() == "pypi").map(|purl| purl.name());
+    purls.chain([package.name.as_normalized()]).map(crate::prefix::normalize)
 }
 
 /// Where an input file says `name` below the top-level `key`: as a key of a mapping or an item of a list. The last file that says it counts.

@@ -277,7 +277,7 @@ fn pypi_package(package: Package) -> Result<LockedPypi> {
         }
     }
     Ok(LockedPypi {
-        name: normalize(&name),
+        name: crate::prefix::normalize(&name),
         version: Some(package.version),
         vcs: LockedVcs::parse(&package.url),
         location: without_credentials(&package.url),
@@ -285,18 +285,6 @@ fn pypi_package(package: Package) -> Result<LockedPypi> {
         requires_dist,
         ..LockedPypi::default()
     })
-}
-
-/// PEP 503.
-pub(super) fn normalize(name: &str) -> String {
-    let mut out = String::with_capacity(name.len());
-    for part in name.split(['-', '_', '.']).filter(|part| !part.is_empty()) {
-        if !out.is_empty() {
-            out.push('-');
-        }
-        out.push_str(&part.to_ascii_lowercase());
-    }
-    out
 }
 
 #[derive(Serialize)]

@@ -33,7 +33,9 @@ use url::Url;
 
 use crate::error::{Error, Result, quoted};
 use crate::spec::Text;
+use crate::text::hex;
 
+pub(crate) use check::brought;
 pub use check::{CheckOptions, Checked, check};
 pub use conda_lock::write_conda_lock;
 pub use make::{Made, MakeOptions, PlatformChange, make};
@@ -675,11 +677,6 @@ pub(crate) fn without_credentials(text: &str) -> String {
         url.set_query(None);
     }
     if url == before { text.to_owned() } else { url.to_string() }
-}
-
-/// Lower-case hex.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    crate::install::hex_text(bytes)
 }
 
 /// What `pep508_rs` must not see, because it panics or takes very long: characters outside ASCII, names and extras that end in punctuation,

@@ -7,9 +7,9 @@ use rattler_conda_types::Subdir;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::conda_lock::normalize;
 use super::{Format, Lock, LockedPlatform, LockedPypi, LockedVcs, PypiFile, PypiHashes, without_credentials};
 use crate::error::{Error, Result};
+use crate::prefix::normalize;
 use crate::spec::Text;
 
 #[derive(Deserialize)]

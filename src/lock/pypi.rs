@@ -1,6 +1,6 @@
 //! The PyPI half of a lock as records that are resolved and installed, and back.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 
 use url::Url;
@@ -128,12 +128,12 @@ fn source(package: &LockedPypi, base: &Path) -> Result<PypiSource, String> {
             Ok(url) if url.scheme() == "file" => url.to_file_path().map_err(|()| format!("`{}` is no path here", package.location))?,
             _ => base.join(&package.location),
         };
-        return Ok(PypiSource::Directory { path: clean(&path), editable: package.editable });
+        return Ok(PypiSource::Directory { path: crate::spec::clean_path(&path), editable: package.editable });
     }
     let mut url = if is_url {
         Url::parse(&package.location).map_err(|error| format!("`{}`: {error}", package.location))?
     } else {
-        let path = clean(&base.join(&package.location));
+        let path = crate::spec::clean_path(&base.join(&package.location));
         let path = std::path::absolute(&path).unwrap_or(path);
         Url::from_file_path(&path).map_err(|()| format!("`{}` is no path here", path.display()))?
     };
@@ -168,21 +168,6 @@ fn version_of(url: &Url) -> Option<Version> {
         }
     };
     Version::from_str(&text).ok()
-}
-
-/// Without `.` and with `..` resolved by name.
-fn clean(path: &Path) -> PathBuf {
-    let mut out = PathBuf::new();
-    for part in path.components() {
-        match part {
-            std::path::Component::CurDir => {}
-            std::path::Component::ParentDir if out.file_name().is_some() => {
-                out.pop();
-            }
-            other => out.push(other),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

@@ -192,8 +192,10 @@ pub(super) fn prepare(prefix: &Path, options: &Options) -> Result<Kernel> {
     let asked = options.display_name.as_deref().map(check_display_name).transpose()?;
     let folder = options.dirs.kernels(&options.place).join(&name);
     let folder = std::path::absolute(&folder).unwrap_or(folder);
+    // In this order: another one may write its kernelspec in between.
+    let occupied = folder.exists() && !is_left_over(&folder);
     let there = read(&folder.join("kernel.json"));
-    if folder.exists() && !is_left_over(&folder) {
+    if occupied {
         match there.as_ref().and_then(environment_of) {
             Some(other) if other == prefix => {}
             Some(other) => return Err(taken(&name, &other)),

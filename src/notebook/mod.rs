@@ -130,7 +130,7 @@ pub fn add_ipykernel(prefix: &Path) -> String {
     let channels: Vec<&str> = facts["channels"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str).collect();
     let only_host = !channels.is_empty() && channels.iter().all(|channel| *channel == "host");
     let package = if python_half || only_host { "pypi::ipykernel" } else { "ipykernel" };
-    format!("tare install -p {} {package}", crate::error::quoted(&prefix.display().to_string()))
+    format!("tare install -p {} {package}", crate::text::quoted(&prefix.display().to_string()))
 }
 
 /// Puts `tare_notebook` into the environment at `change.which` and, unless told otherwise, makes the environment a kernel.
@@ -148,7 +148,7 @@ pub async fn install(
     let prefix = opened.path().to_owned();
     if !prefix.join("bin/python").exists() {
         return Err(Error::failure(format!("`{}` has no Python", prefix.display()))
-            .hint(format!("add it: tare install -p {} python", crate::error::quoted(&prefix.display().to_string()))));
+            .hint(format!("add it: tare install -p {} python", crate::text::quoted(&prefix.display().to_string()))));
     }
     let kernel = if options.no_kernel {
         None

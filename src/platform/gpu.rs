@@ -416,7 +416,7 @@ fn fingerprint(probe: &Probe, env: &Environment) -> String {
         path.metadata().and_then(|data| data.modified()).ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok())
     };
     add(&smi.as_deref().and_then(changed).map(|age| age.as_nanos().to_string()).unwrap_or_default());
-    hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    crate::text::hex(&hash.finalize()[..8])
 }
 
 /// A good answer is kept for a day, no answer for an hour, and one without a compute capability, or with a route that hung

@@ -110,7 +110,7 @@ fn keys(source: &PypiSource, tags: &Tags, conda_half: &str) -> Option<[String; 2
     let input = tags.input();
     let pure = format!("1\n{identity}\n{}.{}", input.python.0, input.python.1);
     let compiled = format!("{pure}\n{input:?}\n{conda_half}");
-    Some([pure, compiled].map(|text| crate::create::hex(&Sha256::digest(text.as_bytes()))[..40].to_owned()))
+    Some([pure, compiled].map(|text| crate::text::hex(&Sha256::digest(text.as_bytes()))[..40].to_owned()))
 }
 
 fn read_built(folder: &Path) -> Option<Built> {
@@ -120,7 +120,7 @@ fn read_built(folder: &Path) -> Option<Built> {
         .map(|entry| entry.path())
         .find(|path| path.extension().is_some_and(|end| end == "whl"))?;
     let bytes = std::fs::read(&path).ok()?;
-    let sha256 = crate::create::hex(&Sha256::digest(&bytes));
+    let sha256 = crate::text::hex(&Sha256::digest(&bytes));
     // A file that was cut or changed is built again.
     let noted = std::fs::read_to_string(folder.join("sha256")).ok()?;
     if noted.trim() != sha256 {
@@ -262,7 +262,7 @@ impl Builder<'_> {
                 .because(format!("it is `{}`", metadata.name)));
         }
         let bytes = fs_err::read(wheel).map_err(|error| Error::io("read", wheel, &error))?;
-        let sha256 = crate::create::hex(&Sha256::digest(&bytes));
+        let sha256 = crate::text::hex(&Sha256::digest(&bytes));
         let pure = WheelName::parse(&file).is_ok_and(|name| name.is_pure());
         let key = match keys(&record.source, self.tags, conda_half) {
             Some([for_pure, for_compiled]) => {
@@ -394,7 +394,7 @@ impl Builder<'_> {
         };
         let path = out.join(file_name(url.path()));
         let bytes = fetch_bytes(self.session, url, self.cancel).await?;
-        let found = crate::create::hex(&Sha256::digest(&bytes));
+        let found = crate::text::hex(&Sha256::digest(&bytes));
         if let Some(expected) = sha256
             && *expected != found
         {

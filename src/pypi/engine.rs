@@ -156,7 +156,17 @@ impl Query<'_> {
         };
         let text = readable(&all, &[(self.work.path(), "…")]);
         let text = if text.trim().is_empty() { "it says nothing".to_owned() } else { text };
-        let error = Error::new(cause.kind(), message).because(format!("{} {} says:\n{text}", engine.name, engine.version));
+        let mut error = Error::new(cause.kind(), message).because(format!("{} {} says:\n{text}", engine.name, engine.version));
+        let input = self.tags.input();
+        if self.foreign && cause == Cause::Unsatisfiable {
+            let (system, hint) = match (input.glibc, input.macos) {
+                (Some((major, minor)), _) => (format!(" with glibc {major}.{minor}"), Some("__glibc")),
+                (_, Some((major, minor))) => (format!(" with macOS {major}.{minor}"), Some("__osx")),
+                _ => (String::new(), None),
+            };
+            error = error.because(format!("only wheels for {}{system} count: nothing can be built for it here", input.subdir));
+            error = error.hints_from(hint.map(|name| format!("if the machine has a newer one: --virtual-package {name}=VERSION")));
+        }
         match cause {
             Cause::Network if self.offline => error.hint("run it once without --offline"),
             Cause::Network => error.hint("check the index: its address, credentials (netrc, keyring) and proxy are those of pip and uv"),

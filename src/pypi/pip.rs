@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use url::Url;
 
-use super::engine::{Found, PypiResolver, Query, tell_yanked, version_in};
+use super::engine::{Found, PypiResolver, Query, markers, tell_yanked, version_in};
 use super::process::{self, Job, RESOLVE_LIMIT};
 use super::{Engine, Name, PypiRecord, PypiSource, Version};
 use crate::error::{Error, Kind, Result};
@@ -185,8 +185,8 @@ impl PypiResolver for Pip {
         let files = query.write_files(&query.section.options.lines(true), true)?;
         let report = query.work.path().join("report.json");
         let _ = std::fs::remove_file(&report);
-        let mut args: Vec<std::ffi::OsString> =
-            ["-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-input", "--report"].map(Into::into).to_vec();
+        let mut args: Vec<std::ffi::OsString> = if query.foreign { for_markers_of(query)? } else { ["-m", "pip"].map(Into::into).to_vec() };
+        args.extend(["install", "--dry-run", "--ignore-installed", "--no-input", "--report"].map(Into::into));
         args.push(report.clone().into());
         let log = query.work.path().join("pip.log");
         args.extend(["--log".into(), log.clone().into()]);
@@ -215,7 +215,7 @@ impl PypiResolver for Pip {
             }
         }
         if query.foreign {
-            foreign_args(query, &mut args)?;
+            foreign_args(query, &mut args);
         }
         let job = Job { program: query.python.to_owned(), args, env, cwd: query.work.run_dir(), limit: RESOLVE_LIMIT };
         let mut ran = process::run(&job, query.cancel).await?;
@@ -264,16 +264,37 @@ fn build_output(log: &str) -> String {
     mine.into_iter().map(|line| format!("{line}\n")).collect()
 }
 
+/// Runs pip with other values for markers: by its options it only chooses the wheels of another platform, and goes on judging `sys_platform`,
+/// `platform_machine` and `python_version` by the interpreter it runs on.
+const WITH_MARKERS: &str = "import json, runpy, sys
+import pip._vendor.packaging.markers as markers
+values = json.loads(sys.argv.pop(1))
+assert set(values) == set(markers.default_environment()), sorted(markers.default_environment())
+markers.default_environment = lambda: dict(values)
+runpy.run_module('pip', run_name='__main__', alter_sys=True)
+";
+
+fn for_markers_of(query: &Query<'_>) -> Result<Vec<std::ffi::OsString>> {
+    let markers = markers(query.version, query.tags.input().subdir)?;
+    let values = serde_json::json!({
+        "implementation_name": markers.implementation_name(),
+        "implementation_version": markers.implementation_version().string,
+        "os_name": markers.os_name(),
+        "platform_machine": markers.platform_machine(),
+        "platform_python_implementation": markers.platform_python_implementation(),
+        "platform_release": markers.platform_release(),
+        "platform_system": markers.platform_system(),
+        "platform_version": markers.platform_version(),
+        "python_full_version": markers.python_full_version().string,
+        "python_version": markers.python_version().string,
+        "sys_platform": markers.sys_platform(),
+    });
+    Ok(vec!["-c".into(), WITH_MARKERS.into(), values.to_string().into()])
+}
+
 /// Options that make pip choose wheels of another platform.
-fn foreign_args(query: &Query<'_>, args: &mut Vec<std::ffi::OsString>) -> Result<()> {
+fn foreign_args(query: &Query<'_>, args: &mut Vec<std::ffi::OsString>) {
     let input = query.tags.input();
-    let here = rattler_conda_types::Subdir::current();
-    let same_system = here.is_some_and(|here| here.is_linux() == input.subdir.is_linux() && here.is_osx() == input.subdir.is_osx());
-    if !same_system {
-        return Err(Error::failure(format!("pip cannot resolve the `pip:` section for {} on this machine", input.subdir))
-            .because("it judges markers such as `sys_platform` by the machine it runs on")
-            .hint("have `uv` on the PATH"));
-    }
     for platform in query.tags.platform_tags() {
         args.push("--platform".into());
         args.push(platform.into());
@@ -283,7 +304,6 @@ fn foreign_args(query: &Query<'_>, args: &mut Vec<std::ffi::OsString>) -> Result
     args.push(format!("--python-version={}", query.version).into());
     args.push(format!("--abi=cp{major}{minor}{}", if input.free_threaded { "t" } else { "" }).into());
     args.extend(["--abi=abi3".into(), "--abi=none".into(), "--target".into(), query.work.path().join("target").into()]);
-    Ok(())
 }
 
 #[cfg(test)]

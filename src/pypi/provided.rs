@@ -162,7 +162,7 @@ pub fn stubs<'a>(provided: impl Iterator<Item = &'a Provided>, folder: &Path) ->
         let bytes = zip.finish().map_err(|error| failed(&path, &error))?.into_inner();
         fs_err::write(&path, &bytes).map_err(|error| Error::io("write", &path, &error))?;
         let url = Url::from_file_path(&path).map_err(|()| Error::failure(format!("`{}` is no absolute path", path.display())))?;
-        made.push(Stub { constraint: format!("{} @ {url}", distribution.name), sha256: crate::create::hex(&Sha256::digest(&bytes)), path });
+        made.push(Stub { constraint: format!("{} @ {url}", distribution.name), sha256: crate::text::hex(&Sha256::digest(&bytes)), path });
     }
     Ok(made)
 }

@@ -19,9 +19,9 @@ use super::build::{self, Builder, Built, fetch_bytes};
 use super::engine::{EngineChoice, Found, PypiResolver, Query, markers};
 use super::indexes::trust_configured_indexes;
 use super::pip::Pip;
-use super::process::scrubbed;
+use super::process::{self, Job, scrubbed};
 use super::provided::{CoreMetadata, Provided, provided, stubs};
-use super::section::{Asked, Section, clean, local_path, marker_holds};
+use super::section::{Asked, Section, local_path, marker_holds};
 use super::tags::{TagInput, Tags};
 use super::throwaway::{Throwaway, WorkFolder, no_python, python_version};
 use super::uv::{NoUv, Uv, file_name};
@@ -188,21 +188,39 @@ impl<'a> Workshop<'a> {
         if self.other_machine() { Ok(scrubbed) } else { run_environment(&self.made()?.open()?, &scrubbed) }
     }
 
-    /// An interpreter that runs here: that of the throwaway prefix, or for another platform one of this machine.
-    fn interpreter(&self, env: &Environment) -> Result<PathBuf> {
+    /// An interpreter that runs here: that of the throwaway prefix, or for another platform one of this machine, if there is one with pip.
+    async fn interpreter(&self, env: &Environment) -> Result<PathBuf> {
         if !self.other_machine() {
             return Ok(self.made()?.python().to_owned());
         }
+        let work = self.work.as_ref().ok_or_else(|| Error::failure("no folder to work in"))?;
         let path = env.get(std::ffi::OsStr::new("PATH")).cloned().unwrap_or_default();
         let mut parts = self.python.release().iter();
         let exact = format!("python{}.{}", parts.next().unwrap_or(&3), parts.next().unwrap_or(&0));
-        [exact.as_str(), "python3", "python"]
-            .iter()
-            .find_map(|name| std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file()))
-            .ok_or_else(|| {
-                Error::failure(format!("resolving the `pip:` section for {} needs some Python on this machine", self.subdir()))
-                    .hint("install one, or resolve on a machine of that kind")
-            })
+        let mut any = None;
+        for name in [exact.as_str(), "python3", "python"] {
+            for program in std::env::split_paths(&path).map(|folder| folder.join(name)).filter(|file| file.is_file()) {
+                // A stand-in of a version manager may name a version that is not there.
+                let code = "import importlib.util, sys; sys.exit(7 if importlib.util.find_spec('pip') is None else 0)";
+                let job = Job {
+                    program: program.clone(),
+                    args: ["-c", code].map(Into::into).to_vec(),
+                    env: env.clone(),
+                    cwd: work.run_dir(),
+                    limit: std::time::Duration::from_secs(60),
+                };
+                match process::run(&job, &self.context.cancel).await {
+                    Ok(ran) if ran.success => return Ok(program),
+                    Ok(ran) if ran.stderr.trim().is_empty() => any = any.or(Some(program)),
+                    Err(error) if error.kind() == Kind::Interrupted => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        any.ok_or_else(|| {
+            Error::failure(format!("resolving the `pip:` section for {} needs some Python on this machine", self.subdir()))
+                .hint("install one, or resolve on a machine of that kind")
+        })
     }
 
     /// Finds the resolver.
@@ -269,7 +287,7 @@ impl<'a> Workshop<'a> {
         let stub_folder = self.work()?.path().join("provided");
         let stubs = stubs(provided.values(), &stub_folder)?;
         let env = self.environment()?;
-        let interpreter = self.interpreter(&env)?;
+        let interpreter = self.interpreter(&env).await?;
         let engine = self.engine(&env, &interpreter).await?;
         let shown = format!("{} {}", engine.engine().name, engine.engine().version);
         let task = progress.start(Phase::Solve, &format!("`pip:` section with {shown}"), None);
@@ -284,7 +302,7 @@ impl<'a> Workshop<'a> {
             progress.finish(task);
             self.prefix(true).await?;
             let env = self.environment()?;
-            let interpreter = self.interpreter(&env)?;
+            let interpreter = self.interpreter(&env).await?;
             answer = self.ask(&*engine, section, &names, &stubs, &env, &interpreter).await;
         } else {
             progress.finish(task);
@@ -646,7 +664,8 @@ fn explain(error: Error, provided: &BTreeMap<Name, Provided>) -> Error {
 /// Whether an item without a name is about a record.
 fn is_about(item: &PipItem, record: &PypiRecord) -> bool {
     let same_path = |a: &std::path::Path, b: &std::path::Path| {
-        clean(a) == clean(b) || matches!((std::fs::canonicalize(a), std::fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
+        crate::spec::clean_path(a) == crate::spec::clean_path(b)
+            || matches!((std::fs::canonicalize(a), std::fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
     };
     let same_url = |a: &url::Url, b: &url::Url| a.host() == b.host() && a.path().trim_end_matches('/') == b.path().trim_end_matches('/');
     if let Some(path) = local_path(&item.kind) {

@@ -408,27 +408,12 @@ fn content_digest(path: &Path) -> String {
             digest.update(&bytes);
         }
     }
-    crate::create::hex(&digest.finalize())
-}
-
-/// A path without `.` and `..`, which is what the engines show and record.
-pub(super) fn clean(path: &Path) -> PathBuf {
-    let mut out = PathBuf::new();
-    for part in path.components() {
-        match part {
-            std::path::Component::CurDir => {}
-            std::path::Component::ParentDir if out.parent().is_some() && !out.ends_with("..") => {
-                out.pop();
-            }
-            other => out.push(other),
-        }
-    }
-    out
+    crate::text::hex(&digest.finalize())
 }
 
 /// A path as an item of a requirements file: as a URL where blanks or a `#` would cut it.
 fn path_text(path: &Path) -> String {
-    let path = clean(path);
+    let path = crate::spec::clean_path(path);
     let text = path.to_string_lossy();
     match Url::from_file_path(&path) {
         Ok(url) if text.contains([' ', '\t', '#', ';', '[']) => url.to_string(),

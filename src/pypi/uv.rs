@@ -12,7 +12,7 @@ use url::Url;
 use super::engine::{Found, PypiResolver, Query, tell_yanked, version_in};
 use super::pip::bare_url;
 use super::process::{self, Job, RESOLVE_LIMIT};
-use super::section::{Options, clean};
+use super::section::Options;
 use super::tags::{Tags, WheelName};
 use super::{Engine, Name, PypiRecord, PypiSource, Version};
 use crate::error::{Error, Kind, Result};
@@ -126,7 +126,7 @@ impl PipSettings {
                 lines.push(format!("--find-links {place}"));
             } else {
                 // pip passes over folders that are not there.
-                let folder = clean(&cwd.join(place));
+                let folder = crate::spec::clean_path(&cwd.join(place));
                 if folder.exists() {
                     lines.push(format!("--find-links {}", folder.display()));
                 }
@@ -298,7 +298,7 @@ pub(super) fn read_pylock(text: &str, folder: &Path, tags: &Tags, options: &Opti
                 subdirectory: vcs.subdirectory,
             }
         } else if let Some(directory) = package.directory {
-            PypiSource::Directory { path: clean(&folder.join(directory.path)), editable: directory.editable }
+            PypiSource::Directory { path: crate::spec::clean_path(&folder.join(directory.path)), editable: directory.editable }
         } else if let Some(archive) = package.archive {
             artifact(archive, folder, None, true)?
         } else {
@@ -344,27 +344,11 @@ pub(super) fn read_pylock(text: &str, folder: &Path, tags: &Tags, options: &Opti
 
 /// The last segment of a URL or path, percent-decoded.
 pub(super) fn file_name(text: &str) -> String {
-    let last = text.split(['?', '#']).next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
-    let mut bytes = Vec::new();
-    let mut rest = last.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        let hex = |at: usize| rest.get(at).and_then(|byte| char::from(*byte).to_digit(16));
-        match (first, hex(1), hex(2)) {
-            (b'%', Some(high), Some(low)) => {
-                bytes.push(u8::try_from(high * 16 + low).unwrap_or(b'?'));
-                rest = &rest[3..];
-            }
-            _ => {
-                bytes.push(first);
-                rest = tail;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    crate::channel::percent_decode(text.split(['?', '#']).next().unwrap_or_default().rsplit('/').next().unwrap_or_default())
 }
 
 fn file_url(folder: &Path, path: &str) -> Result<Url> {
-    let path = clean(&folder.join(path));
+    let path = crate::spec::clean_path(&folder.join(path));
     Url::from_file_path(&path).map_err(|()| Error::failure(format!("`{}` is no absolute path", path.display())))
 }
 
@@ -501,6 +485,10 @@ impl PypiResolver for Uv {
                 push(&["--python-platform".as_ref(), platform.as_ref(), "--python-version".as_ref(), version.as_ref()]);
                 push(&["--no-build".as_ref(), "--python".as_ref(), query.python.as_os_str()]);
             }
+        }
+        if let Some((major, minor)) = query.tags.input().macos.filter(|_| platform.is_some()) {
+            // Else uv takes a version of its own for the oldest macOS.
+            env.insert("MACOSX_DEPLOYMENT_TARGET".into(), format!("{major}.{minor}").into());
         }
         let job = Job { program: self.program.clone(), args, env, cwd: query.work.run_dir(), limit: RESOLVE_LIMIT };
         let ran = process::run(&job, query.cancel).await?;

@@ -74,7 +74,7 @@ fn absolute(path: &str, base_dir: Option<&Path>, options: &ReadOptions) -> Resul
         let home = (options.env)("HOME")
             .filter(|home| Path::new(home).is_absolute())
             .ok_or_else(|| Error::usage("`~` has no meaning: HOME is not set, or no absolute path"))?;
-        return Ok(clean(&Path::new(&home).join(rest)));
+        return Ok(super::source::clean_path(&Path::new(&home).join(rest)));
     }
     if path.starts_with('~') {
         return Err(Error::usage("only `~/` is expanded, not another user's home"));
@@ -83,22 +83,7 @@ fn absolute(path: &str, base_dir: Option<&Path>, options: &ReadOptions) -> Resul
         return Err(Error::usage("a relative path has no meaning in a file that comes from a URL")
             .hint("write the whole URL of the package, or download the file"));
     }
-    Ok(clean(&options.root_dir.join(base_dir.unwrap_or(Path::new(""))).join(path)))
-}
-
-/// Removes `.` and resolves `..` by name, as URLs do.
-fn clean(path: &Path) -> PathBuf {
-    let mut out = PathBuf::new();
-    for part in path.components() {
-        match part {
-            std::path::Component::CurDir => {}
-            std::path::Component::ParentDir => {
-                out.pop();
-            }
-            other => out.push(other),
-        }
-    }
-    out
+    Ok(super::source::clean_path(&options.root_dir.join(base_dir.unwrap_or(Path::new(""))).join(path)))
 }
 
 fn parse_hash(text: &str, shown: &str) -> Result<ExplicitHash> {

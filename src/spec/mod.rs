@@ -36,7 +36,7 @@ pub use requirements::{ArtifactHash, EditableTarget, Location, PipItem, PipKind,
 pub use source::{Text, mask_secrets};
 
 use source::nearest;
-pub(crate) use source::quote;
+pub(crate) use source::{clean_path, quote};
 
 /// The merged request of all inputs.
 #[derive(Debug, Clone, Default)]
@@ -400,7 +400,7 @@ fn python_argument(written: &str, options: &ReadOptions, place: &Place) -> Resul
 fn read_one(input: &Fetched, options: &ReadOptions) -> Result<EnvSpec> {
     let text = Text::decode(&input.name, &input.bytes, input.base_dir.clone())?;
     let mut part = EnvSpec::default();
-    part.sources.push(Source { name: text.name.to_string(), sha256: hex(&Sha256::digest(&input.bytes)) });
+    part.sources.push(Source { name: text.name.to_string(), sha256: crate::text::hex(&Sha256::digest(&input.bytes)) });
     match detect_kind(&input.name, &text.text) {
         FileKind::EnvironmentYml => environment_yml::read(&text, options, &mut part)?,
         FileKind::List => {
@@ -427,10 +427,6 @@ fn refuse_other_formats(text: &Text) -> Result<()> {
         return Ok(());
     }
     Ok(())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn merge(into: &mut EnvSpec, part: EnvSpec) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Bytes to text, and places in that text.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, Place, Result};
@@ -210,6 +210,22 @@ fn is_variable(text: &str) -> bool {
     let Some(rest) = text.strip_prefix('$') else { return false };
     let name = rest.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')).unwrap_or(rest);
     !name.is_empty() && name.bytes().all(|b| b == b'_' || b.is_ascii_alphanumeric())
+}
+
+/// A path without `.`, and `..` resolved by name, as URLs do.
+pub(crate) fn clean_path(path: &Path) -> PathBuf {
+    use std::path::Component;
+    let mut out = PathBuf::new();
+    for part in path.components() {
+        match (part, out.components().next_back()) {
+            (Component::CurDir, _) | (Component::ParentDir, Some(Component::RootDir | Component::Prefix(_))) => {}
+            (Component::ParentDir, Some(Component::Normal(_))) => {
+                out.pop();
+            }
+            (part, _) => out.push(part),
+        }
+    }
+    out
 }
 
 /// Text for a message: credentials hidden, one line, not endless.

@@ -120,6 +120,8 @@ impl Index {
     }
 
     fn wheel(&self, name: &str, version: &str, head: &[&str]) -> String {
+        let metadata = format!("Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{}\n", head.join("\n"));
+        self.server.put(&format!("/files/{name}-{version}-py3-none-any.whl.metadata"), metadata.into_bytes());
         self.file(name, &format!("{name}-{version}-py3-none-any.whl"), &wheel(name, version, head), "")
     }
 
@@ -268,8 +270,9 @@ fn what_is_asked_for(world: &World) {
         .env
         .tare(&["update", "-n", "asked", "-f", "asked.yml", "--prune", "--no-compile"])
         .ok()
-        .stderr_has("changed `asked`: 2 Python packages removed, ")
-        .stderr_has(" and 1 Python package kept, in ");
+        // It was only needed before, and is asked for now.
+        .stderr_has("addon 3 linked anew\n")
+        .stderr_has("changed `asked`: 1 Python package linked, 2 Python packages removed, ");
     assert_eq!(
         world.python("asked", "import importlib.util as u; print([bool(u.find_spec(n)) for n in ('app', 'base', 'addon')])"),
         "[False, False, True]"
@@ -483,6 +486,91 @@ fn credentials(world: &World) {
     let asked = elsewhere.seen();
     assert!(asked.iter().any(|seen| seen.path.starts_with("/outer")), "{asked:?}");
     assert!(asked.iter().all(|seen| !seen.headers.contains_key("authorization")), "{asked:?}");
+}
+
+/// A lock for machines of other kinds: markers are judged for them, and wheels are those for them.
+fn other_platforms(engine: &'static str) {
+    if engine == "uv" && !has_uv() {
+        return;
+    }
+    let env = TestEnv::new().var("TARE_PIP_RESOLVER", engine).var("PIP_RETRIES", "0").var("UV_HTTP_RETRIES", "0");
+    // Some Python of this machine runs the resolver.
+    let mut path = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect::<Vec<_>>();
+    path.splice(0..0, std::env::var_os("TARE_HOST_PYTHON").iter().filter_map(|python| Some(Path::new(python).parent()?.to_owned())));
+    let env = env.var("PATH", std::env::join_paths(path).unwrap().to_str().unwrap());
+    if !env.other("python3").args(["-m", "pip", "--version"]).output().is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no Python with pip on the PATH");
+        return;
+    }
+    let mut channel = Channel::new(env.path().join("channel"));
+    for subdir in ["osx-arm64", "win-64", "linux-aarch64"] {
+        let file = if subdir == "win-64" { "python.exe" } else { "bin/python3.12" };
+        channel.add(&Package::new("python", "3.12.4").build("0_cpython").subdir(subdir).file(file, "another machine's"));
+    }
+    channel.add(&Package::new("pip", "24.0").noarch_python(&[]).depends(&["python"]).file("site-packages/pip/__init__.py", ""));
+    let index = Index::new();
+    let needs = [
+        "Requires-Dist: on-windows ; sys_platform == 'win32'",
+        "Requires-Dist: on-mac ; platform_system == 'Darwin'",
+        "Requires-Dist: on-arm ; platform_machine == 'aarch64' or platform_machine == 'arm64'",
+        "Requires-Dist: on-intel ; platform_machine == 'x86_64' or platform_machine == 'AMD64'",
+        "Requires-Dist: of-old ; python_full_version < '3.12.4'",
+        "Requires-Dist: of-new ; python_version == '3.12'",
+    ];
+    index.wheel("marked", "1", &needs);
+    for (name, module) in
+        [("on-windows", "on_windows"), ("on-mac", "on_mac"), ("on-arm", "on_arm"), ("on-intel", "on_intel"), ("of-new", "of_new")]
+    {
+        index.file(name, &format!("{module}-1-py3-none-any.whl"), &wheel(module, "1", &[]), "");
+    }
+    for platform in ["manylinux_2_17_x86_64", "macosx_11_0_arm64", "win_amd64"] {
+        index.file("native", &format!("native-1-cp312-cp312-{platform}.whl"), &wheel("native", "1", &[]), "");
+    }
+    index.sdist("fromsource", "1", "");
+    let write = |section: &str| {
+        let head = format!("channels: ['{}', nodefaults]\ndependencies: [python, pip, {{pip: [", channel.url());
+        env.write("env.yml", format!("name: x\n{head}'--index-url {}', {section}]}}]\n", index.url()));
+    };
+    let lock = |platforms: &[&str]| {
+        let mut args = vec!["lock", "-f", "env.yml", "--upgrade"];
+        for platform in platforms {
+            args.extend(["--platform", platform]);
+        }
+        env.tare(&args)
+    };
+    write("marked");
+    lock(&["osx-arm64", "win-64", "linux-aarch64"]).ok();
+    for (platform, names) in [
+        ("osx-arm64", ["marked", "of-new", "on-arm", "on-mac"].as_slice()),
+        ("win-64", &["marked", "of-new", "on-intel", "on-windows"]),
+        ("linux-aarch64", &["marked", "of-new", "on-arm"]),
+    ] {
+        let planned = env.tare(&["export", "tare.lock", "--platform", platform, "--format", "pip"]).ok().stdout;
+        let mut found: Vec<&str> =
+            planned.lines().filter(|line| line.contains("==")).map(|line| line.split("==").next().unwrap()).collect();
+        found.sort_unstable();
+        assert_eq!(found, names, "{platform}: {planned}");
+        assert_eq!(planned.matches("--hash=sha256:").count(), names.len(), "{planned}");
+    }
+    write("native");
+    lock(&["osx-arm64", "win-64"]).ok();
+    let text = std::fs::read_to_string(env.work().join("tare.lock")).unwrap();
+    assert!(text.contains("macosx_11_0_arm64") && text.contains("win_amd64") && !text.contains("manylinux"), "{text}");
+    // Where there is none, that is said, with the platform; the lock stays.
+    lock(&["linux-aarch64"]).expect_code(3).stderr_has("native").stderr_has("linux-aarch64");
+    write("fromsource");
+    lock(&["osx-arm64"]).expect_code(3).stderr_has("fromsource").stderr_has("osx-arm64");
+    assert_eq!(std::fs::read_to_string(env.work().join("tare.lock")).unwrap(), text);
+}
+
+#[test]
+fn pip_locks_for_other_platforms() {
+    other_platforms("pip");
+}
+
+#[test]
+fn uv_locks_for_other_platforms() {
+    other_platforms("uv");
 }
 
 fn interrupted(world: &World) {

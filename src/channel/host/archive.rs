@@ -192,6 +192,4 @@ pub(super) fn json(value: &impl serde::Serialize) -> Result<Vec<u8>> {
 }
 
 /// Lower-case hexadecimal digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
+pub(super) use crate::text::hex;
