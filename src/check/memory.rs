@@ -109,7 +109,8 @@ fn outcome(document: &Value) -> MemoryOutcome {
                 share("of_free")
             ));
         }
-        for finding in list(device, "findings").take(12) {
+        // The worst finding is the summary.
+        for finding in list(device, "findings").filter(|finding| text(finding, "text") != text(device, "summary")).take(12) {
             out.evidence.push(format!("{name}, {}: {}", text(finding, "step"), text(finding, "text")));
         }
         for mismatch in list(device, "mismatches").take(4) {
@@ -129,7 +130,8 @@ fn outcome(document: &Value) -> MemoryOutcome {
             out.evidence.push(format!("{name}, {}: {speed:.0} GB/s{}", text(rate, "kind"), share.unwrap_or_default()));
         }
         let open: Vec<String> = list(device, "steps")
-            .filter(|step| text(step, "status") == "not-tested")
+            // What an earlier failure made pointless says nothing.
+            .filter(|step| text(step, "status") == "not-tested" && text(step, "cause") != "stopped")
             .map(|step| format!("{} ({})", text(step, "name"), text(step, "detail")))
             .collect();
         if !open.is_empty() {

@@ -40,11 +40,13 @@ pub fn text(report: &Report, verbose: bool) -> String {
 }
 
 fn machine(report: &Report) -> Option<String> {
-    if report.devices.is_empty() && report.driver.version.is_none() && report.driver.cuda.is_none() {
-        return Some(match &report.driver.problem {
-            Some(problem) => format!("no GPU to work with ({problem}): what needs a GPU is not tested"),
-            None => "no NVIDIA driver on this machine: what needs a GPU is not tested".to_owned(),
-        });
+    if report.devices.is_empty() {
+        if let Some(problem) = &report.driver.problem {
+            return Some(format!("no GPU to work with ({problem}): what needs a GPU is not tested"));
+        }
+        if report.driver.version.is_none() && report.driver.cuda.is_none() {
+            return Some("no NVIDIA driver on this machine: what needs a GPU is not tested".to_owned());
+        }
     }
     let mut parts = Vec::new();
     if let Some(version) = &report.driver.version {

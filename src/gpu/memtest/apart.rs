@@ -276,7 +276,9 @@ pub fn selftest_apart(
         (Ended::Signal(1 | 2 | 9 | 15), _) => {
             (Cause::Stopped, format!("the process of the test was ended from outside{place}: {}", problem(&ran.ended)))
         }
-        (Ended::Signal(_), _) if last.is_some() => (Cause::DriverError, format!("the driver {}{place}", problem(&ran.ended))),
+        (Ended::Signal(signal), _) if last.is_some() => {
+            (Cause::DriverError, format!("the driver crashed{place}: {}", child::signal_text(*signal)))
+        }
         _ => (Cause::DriverError, format!("the process of the test {}{place}", problem(&ran.ended))),
     };
     if !underway.is_empty() {
@@ -291,7 +293,7 @@ pub fn selftest_apart(
     if names.is_empty() {
         names = if request.devices.is_empty() { vec!["all".to_owned()] } else { request.devices.clone() };
     }
-    Ok(Told::from(&super::broken(&names, &request.options(), cause, &text, last.as_deref())))
+    Ok(Told::from(&super::broken(&names, &request.options(), cause, &text, last.as_deref(), ran.elapsed)))
 }
 
 fn problem(ended: &Ended) -> String {
@@ -339,7 +341,11 @@ mod tests {
         assert_eq!((told.codes, told.document["devices"][0]["cause"].as_str()), ((6, 6), Some("driver-error")), "{}", told.text);
         let finding = &told.document["devices"][0]["findings"][0];
         assert_eq!(finding["call"], "cuMemAlloc");
-        assert!(told.text.contains("crashed: SIGSEGV") && told.text.contains("its last words: oh no"), "{}", told.text);
+        assert!(
+            told.text.contains("the driver crashed in `cuMemAlloc`: SIGSEGV") && told.text.contains("its last words: oh no"),
+            "{}",
+            told.text
+        );
     }
 
     #[test]

@@ -222,9 +222,10 @@ fn unopened(name: &str, options: &Options, error: DriverError) -> DeviceReport {
 const DRIVER: &str = "every call of the driver succeeds";
 
 /// The report on cards whose test broke off with its process. `call`: the driver's call that it was in.
-fn broken(names: &[String], options: &Options, cause: Cause, text: &str, call: Option<&str>) -> Report {
+fn broken(names: &[String], options: &Options, cause: Cause, text: &str, call: Option<&str>, elapsed: Duration) -> Report {
     let one = |name: &String| {
         let mut out = empty(name, options);
+        out.seconds = elapsed.as_secs_f64();
         if cause == Cause::Stopped {
             not_tested(&mut out, "driver", DRIVER, cause, text);
         } else {

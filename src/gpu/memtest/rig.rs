@@ -268,3 +268,44 @@ impl<'a, K: Kernels> Rig<'a, K> {
         Ok(self.driver.copy_to_device(address, &bytes)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Plain(Vec<u64>);
+
+    impl host::Memory for Plain {
+        fn load(&mut self, address: u64) -> u64 {
+            self.0[(address / 8) as usize]
+        }
+        fn store(&mut self, address: u64, value: u64) {
+            self.0[(address / 8) as usize] = value;
+        }
+    }
+
+    fn tally(wrong: &[(u64, u64, u64)]) -> Tally {
+        let mut memory = Plain(vec![0; host::RESULT_WORDS as usize]);
+        for (address, expected, got) in wrong {
+            host::note_mismatch(&mut memory, 0, *address, *expected, *got);
+        }
+        Tally { raw: memory.0 }
+    }
+
+    #[test]
+    fn what_was_planted_is_taken_out_of_what_was_counted() {
+        let wrong = [(0x80, 5, 4), (0x100, 0xF0, 0xF1), (0x40, 7, 3)];
+        for at in 0..3 {
+            let rest: Vec<_> = (0..3).filter(|number| *number != at).map(|number| wrong[number]).collect();
+            assert_eq!(tally(&wrong).without(wrong[at]).map(|tally| tally.raw), Some(tally(&rest).raw), "{at}");
+        }
+        assert!(tally(&wrong[..1]).without(wrong[0]).is_some_and(|tally| tally.clean()));
+        assert!(tally(&wrong).without((0x80, 5, 6)).is_none() && tally(&[]).without(wrong[0]).is_none());
+        let many: Vec<_> = (0..2 * RECORDS).map(|at| (8 * at, 0, 1)).collect();
+        let rest = tally(&many).without(many[3]).expect("it is among the records");
+        assert_eq!(
+            (rest.count(), rest.set()[0], rest.lowest(), rest.highest()),
+            (2 * RECORDS - 1, 2 * RECORDS - 1, 0, 8 * (2 * RECORDS - 1))
+        );
+    }
+}
