@@ -10,10 +10,11 @@ use super::args::{
 use super::context::{Context, inputs, link_mode};
 use super::create::name_of;
 use crate::change::{self, ChangePlan, Changed, Mode, Options, Outcome};
-use crate::error::{Error, Result, quoted};
+use crate::error::{Error, Result};
 use crate::install::{Cancel, LinkMode};
 use crate::prefix::{Prefix, Which};
 use crate::resolve::count;
+use crate::text::quoted;
 use crate::ui::{human_bytes, table};
 
 fn options(change: &ChangeArgs, link: &LinkArgs) -> Options {

@@ -8,10 +8,11 @@ use serde_json::json;
 use super::args::{CreateArgs, LinkArgs, SyncArgs};
 use super::context::{Context, link_mode};
 use super::create::{name_of, summary};
-use crate::error::{Error, Result, quoted};
+use crate::error::{Error, Result};
 use crate::install::{Cancel, LinkMode};
 use crate::lock::{self, CheckOptions, SyncOptions, Synced};
 use crate::resolve::count;
+use crate::text::quoted;
 use crate::ui::{human_bytes, table};
 
 pub async fn sync(args: SyncArgs, context: &Context<'_>) -> Result<u8> {

@@ -31,9 +31,9 @@ use rattler_conda_types::{RepoDataRecord, Subdir};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use crate::error::{Error, Result, quoted};
+use crate::error::{Error, Result};
 use crate::spec::Text;
-use crate::text::hex;
+use crate::text::{hex, quoted};
 
 pub(crate) use check::brought;
 pub use check::{CheckOptions, Checked, check};
