@@ -565,7 +565,8 @@ pub fn look(prefix: &Path, stamp: &Stamp) -> Look {
             let top = path.split('/').next().unwrap_or(path);
             let full = site.join(path);
             // pip's list of linked projects of old setuptools.
-            if !infos_found.contains(&top) && !owned.contains(&full) && !(linked && path == "easy-install.pth") {
+            let of_linked = linked && path == "easy-install.pth";
+            if !(of_linked || infos_found.contains(&top) || owned.contains(&full)) {
                 aliens.push(full);
             }
         }

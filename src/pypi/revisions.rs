@@ -172,11 +172,11 @@ pub fn with_both_halves(prefix: &Prefix) -> Result<Vec<Revision>> {
     let names = |number: usize| -> Option<BTreeSet<String>> {
         book.at(number).map(|packages| packages.into_iter().map(Noted::history_name).collect())
     };
-    for number in 0..history.len() {
+    for (number, revision) in history.iter_mut().enumerate() {
         let before = if number == 0 { Some(BTreeSet::new()) } else { names(number - 1) };
         let (Some(before), Some(after)) = (before, names(number)) else { continue };
-        history[number].added.extend(after.difference(&before).cloned());
-        history[number].removed.extend(before.difference(&after).cloned());
+        revision.added.extend(after.difference(&before).cloned());
+        revision.removed.extend(before.difference(&after).cloned());
     }
     Ok(history)
 }

@@ -145,6 +145,15 @@ fn stamp(root: &Path) {
         "requested": [], "state_sha256": null, "records": records, "metadata": {},
     });
     write(&root.join("conda-meta/tare/environment.json"), stamp.to_string().as_bytes(), 0o644);
+    let einops = json!({
+        "schema_version": 1, "dist_info": format!("{SITE}/einops-0.8.dist-info"), "files": [],
+        "record": {
+            "name": "einops", "version": "0.8",
+            "source": { "kind": "archive", "url": "https://pypi.example/einops-0.8-py3-none-any.whl", "sha256": hex(b"") },
+        },
+        "wheel": { "file_name": "einops-0.8-py3-none-any.whl", "sha256": hex(b""), "size": 0, "built": false },
+    });
+    write(&root.join("conda-meta/tare/pypi/einops.json"), einops.to_string().as_bytes(), 0o644);
     let executables = ["bin/oldprog", "bin/pkg", "bin/prog", "bin/python3.11", "bin/tool", "lib/libx.so.1", "lib/liby.so.1"];
     let mut modes: String = executables.iter().map(|path| format!("x {path}\n")).collect();
     modes.push_str("l lib/libx.so\n> libx.so.1\n");
@@ -321,8 +330,11 @@ fn every_planted_fault_is_found() {
 
 #[test]
 fn what_only_tare_knows_is_found_in_its_environments() {
-    let plants: [Plant; 7] = [
+    let plants: [Plant; 8] = [
         ("a package of another tool", Fault::Foreign, "conda-meta/new-1-h0_0.json", |root| record(root, "new", "1", &[], Vec::new())),
+        ("a distribution that only claims to be of tare", Fault::Foreign, "lib/python3.11/site-packages/einops-0.8.dist-info", |root| {
+            std::fs::remove_file(root.join("conda-meta/tare/pypi/einops.json")).unwrap()
+        }),
         ("a distribution of pip", Fault::Foreign, "lib/python3.11/site-packages/einops-0.8.dist-info", |root| {
             write(&root.join(SITE).join("einops-0.8.dist-info/INSTALLER"), b"pip\n", 0o644)
         }),
