@@ -280,32 +280,41 @@ fn what_is_asked_for(world: &World) {
     world.write("asked", PYTHON, "base");
     world.env.tare(&["install", "-n", "asked", "-f", "asked.yml", "--no-compile"]).ok();
     assert_eq!(world.python("asked", "import base, addon; print(base.version)"), "1.5");
-    // By the name on the command line, as `remove` takes them.
-    let index = ("PIP_INDEX_URL", index.url());
-    let install = |args: &[&str]| {
-        let mut command = world.env.command(&[&["install", "-n", "asked", "--no-compile"], args].concat());
-        world.env.ran(command.env(index.0, &index.1).output().unwrap())
-    };
-    let added = install(&["pypi::app[more]<2"]).ok().stderr_has("app 1.0 added").stderr_has(": 1 Python package linked, ");
-    assert!(!added.stderr.contains("is added to the dependencies"), "{}", added.stderr);
-    assert_eq!(world.python("asked", "import app, addon, base; print(app.version, base.version)"), "1.0 1.5");
-    why(&["-n", "asked", "app"]).stdout_has("`app[more]<2`");
-    why(&["-n", "asked", "base"]).stdout_has("requested in the `pip:` section: `base`");
-    install(&["pypi::app"]).ok();
-    install(&["pip:app"]).expect_code(2).stderr_has("hint: a package of the Python package index is named by two colons: 'pypi::app'");
-    install(&["neverheardof"]).expect_code(3).stderr_has("'pypi::neverheardof', or a line under `pip:`");
-    world.index.wheel("base", "1.7", &[]);
-    let mut command = world.env.command(&["update", "-n", "asked", "--no-compile", "pypi::base"]);
-    world.env.ran(command.env(index.0, &index.1).output().unwrap()).ok().stderr_has("base 1.5 -> 1.7");
-    world.env.tare(&["update", "-n", "asked", "pypi::absent"]).expect_code(1).stderr_has("tare install 'pypi::absent'");
-    world.env.tare(&["create", "-n", "copy", "--clone", "asked"]).ok().stderr_has("as a copy: ").stderr_has("3 Python packages linked");
-    world.env.tare(&["remove", "-n", "asked", "pypi::app"]).ok().stderr_has("app 1.0 removed");
     let skipped = {
         let file = world.write("skipped", PYTHON, "app");
         world.env.tare(&["create", "-f", &file, "--no-compile", "--no-pip"]).ok()
     };
     skipped.stderr_has("skipped (--no-pip)");
     assert!(!world.env.envs().join("skipped/lib/python3.11/site-packages/app.py").exists());
+}
+
+fn named_on_the_command_line(world: &World) {
+    let index = &world.index;
+    index.wheel("app", "1.0", &["Requires-Dist: base>=1", "Provides-Extra: more", "Requires-Dist: addon ; extra == 'more'"]);
+    index.wheel("base", "1.5", &[]);
+    index.wheel("addon", "3", &[]);
+    world.create("named", PYTHON, "base\naddon").ok();
+    let why = |args: &[&str]| world.env.tare(&[&["why"], args].concat()).ok();
+    // By the name on the command line, as `remove` takes them.
+    let index = ("PIP_INDEX_URL", index.url());
+    let install = |args: &[&str]| {
+        let mut command = world.env.command(&[&["install", "-n", "named", "--no-compile"], args].concat());
+        world.env.ran(command.env(index.0, &index.1).output().unwrap())
+    };
+    let added = install(&["pypi::app[more]<2"]).ok().stderr_has("app 1.0 added").stderr_has(": 1 Python package linked, ");
+    assert!(!added.stderr.contains("is added to the dependencies"), "{}", added.stderr);
+    assert_eq!(world.python("named", "import app, addon, base; print(app.version, base.version)"), "1.0 1.5");
+    why(&["-n", "named", "app"]).stdout_has("`app[more]<2`");
+    why(&["-n", "named", "base"]).stdout_has("requested in the `pip:` section: `base`");
+    install(&["pypi::app"]).ok();
+    install(&["pip:app"]).expect_code(2).stderr_has("hint: a package of the Python package index is named by two colons: 'pypi::app'");
+    install(&["neverheardof"]).expect_code(3).stderr_has("'pypi::neverheardof', or a line under `pip:`");
+    world.index.wheel("base", "1.7", &[]);
+    let mut command = world.env.command(&["update", "-n", "named", "--no-compile", "pypi::base"]);
+    world.env.ran(command.env(index.0, &index.1).output().unwrap()).ok().stderr_has("base 1.5 -> 1.7");
+    world.env.tare(&["update", "-n", "named", "pypi::absent"]).expect_code(1).stderr_has("tare install 'pypi::absent'");
+    world.env.tare(&["create", "-n", "copy", "--clone", "named"]).ok().stderr_has("as a copy: ").stderr_has("3 Python packages linked");
+    world.env.tare(&["remove", "-n", "named", "pypi::app"]).ok().stderr_has("app 1.0 removed");
 }
 
 fn one_of_each(world: &World) {
@@ -449,6 +458,7 @@ fn credentials(world: &World) {
         let pair = vec![("UV_INDEX_IN_HOUSE_USERNAME", "me".to_owned()), ("UV_INDEX_IN_HOUSE_PASSWORD", "hunter2xyzab".to_owned())];
         cases.push(("uvnamed", ".config/uv/uv.toml", named, pair));
     }
+    let mut before = 0;
     for (name, file, text, variables) in cases {
         let _ = std::fs::remove_dir_all(world.env.cache().join("pkgs/.tare-wheels"));
         let yaml = world.env.write("private.yml", format!("{head}      - inner\n"));
@@ -478,6 +488,15 @@ fn credentials(world: &World) {
                 assert!(!holds, "{name}: {}", file.display());
             }
         }
+        // tare itself came for the file, for the environment and for that of the lock.
+        let mine = |seen: &&crate::common::server::Seen| {
+            seen.status == 200
+                && seen.path.ends_with("inner-1-py3-none-any.whl")
+                && seen.headers.get("user-agent").is_some_and(|agent| agent.starts_with("tare/"))
+        };
+        let fetched = index.server.seen().iter().filter(mine).count();
+        assert_eq!(fetched, before + 2, "{name}");
+        before = fetched;
         std::fs::remove_dir_all(world.env.work().join("synced")).unwrap();
         if !file.is_empty() {
             std::fs::remove_file(path).unwrap();
@@ -546,8 +565,8 @@ fn other_platforms(engine: &'static str) {
         ("linux-aarch64", &["marked", "of-new", "on-arm"]),
     ] {
         let planned = env.tare(&["export", "tare.lock", "--platform", platform, "--format", "pip"]).ok().stdout;
-        let mut found: Vec<&str> =
-            planned.lines().filter(|line| line.contains("==")).map(|line| line.split("==").next().unwrap()).collect();
+        let lines = planned.lines().filter(|line| line.contains("--hash="));
+        let mut found: Vec<&str> = lines.map(|line| line.split([' ', '=']).next().unwrap()).collect();
         found.sort_unstable();
         assert_eq!(found, names, "{platform}: {planned}");
         assert_eq!(planned.matches("--hash=sha256:").count(), names.len(), "{planned}");
@@ -626,7 +645,7 @@ fn run(engine: &'static str, parts: &[fn(&World)]) {
 
 #[test]
 fn pip_resolves_and_changes_follow() {
-    run("pip", &[what_is_asked_for, one_of_each, secrets, credentials]);
+    run("pip", &[what_is_asked_for, named_on_the_command_line, one_of_each, secrets, credentials]);
 }
 
 #[test]
@@ -636,7 +655,7 @@ fn pip_builds_and_what_goes_wrong_leaves_nothing() {
 
 #[test]
 fn uv_resolves_and_changes_follow() {
-    run("uv", &[what_is_asked_for, one_of_each, secrets, credentials]);
+    run("uv", &[what_is_asked_for, named_on_the_command_line, one_of_each, secrets, credentials]);
 }
 
 #[test]
