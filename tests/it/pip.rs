@@ -427,84 +427,93 @@ fn secrets(world: &World) {
 /// What the engine is let in with, tare's own download is let in with; nobody else gets it, and it is written nowhere.
 fn credentials(world: &World) {
     const STANDARD: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let index = Index::new();
-    let elsewhere = TestServer::new();
-    index.wheel("inner", "1", &["Requires-Dist: outer"]);
-    // A file of another server stands in the same index.
-    let bytes = wheel("outer", "1", &[]);
-    elsewhere.put("/outer-1-py3-none-any.whl", bytes.clone());
-    let hash = hex(&sha2::Sha256::digest(&bytes));
-    let page = format!("<a href=\"{}#sha256={hash}\">outer-1-py3-none-any.whl</a>", elsewhere.url("/outer-1-py3-none-any.whl"));
-    index.server.put("/simple/outer/", page.into_bytes());
-    index.server.guard(Guard::Basic(base64(b"me:hunter2xyzab", STANDARD)));
-    let (plain, full) = (index.url(), index.url().replace("http://", "http://me:hunter2xyzab@"));
-    let user = index.url().replace("http://", "http://me@");
-    let head = format!("channels: [host, '{}', nodefaults]\ndependencies:\n  - pip\n  - python=3.11\n  - pip:\n", world.channel.url());
-    let home = world.env.home();
-    let is_uv = world.engine == "uv";
-    type Case = (&'static str, &'static str, String, Vec<(&'static str, String)>);
-    let netrc = "machine 127.0.0.1 login me password hunter2xyzab\n".to_owned();
-    let mut cases: Vec<Case> = vec![
-        ("pipconf", ".config/pip/pip.conf", format!("[global]\nindex-url = {full}\n"), vec![]),
-        ("pipextra", ".pip/pip.conf", format!("[install]\nextra-index-url =\n    {full}\n"), vec![("PIP_INDEX_URL", world.index.url())]),
-        ("pipenv", "", String::new(), vec![("PIP_INDEX_URL", full.clone())]),
-        ("netrc", ".netrc", netrc.clone(), vec![("PIP_INDEX_URL", plain.clone())]),
-        ("netrcuser", ".netrc", format!("# mine\n{netrc}"), vec![("PIP_INDEX_URL", user)]),
+    let secret = base64(b"me:hunter2xyzab", STANDARD);
+    let netrc = "machine 127.0.0.1 login me password hunter2xyzab\n";
+    let commented = format!("# mine\n{netrc}");
+    type Case<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, &'a str)]);
+    let mut cases: Vec<Case<'_>> = vec![
+        ("pipconf", ".config/pip/pip.conf", "[global]\nindex-url = FULL\n", &[]),
+        ("pipenv", "", "", &[("PIP_INDEX_URL", "FULL")]),
+        ("netrc", ".netrc", netrc, &[("PIP_INDEX_URL", "PLAIN")]),
+        ("netrcuser", ".netrc", &commented, &[("PIP_INDEX_URL", "USER")]),
     ];
-    if is_uv {
-        cases.push(("uvtoml", ".config/uv/uv.toml", format!("[[index]]\nurl = \"{full}\"\ndefault = true\n"), vec![]));
-        cases.push(("uvenv", "", String::new(), vec![("UV_DEFAULT_INDEX", full.clone())]));
-        let named = format!("[[index]]\nname = \"in-house\"\nurl = \"{plain}\"\ndefault = true\n");
-        let pair = vec![("UV_INDEX_IN_HOUSE_USERNAME", "me".to_owned()), ("UV_INDEX_IN_HOUSE_PASSWORD", "hunter2xyzab".to_owned())];
-        cases.push(("uvnamed", ".config/uv/uv.toml", named, pair));
+    if world.engine == "uv" {
+        let named = "[[index]]\nname = \"in-house\"\nurl = \"PLAIN\"\ndefault = true\n";
+        cases = vec![
+            cases[0],
+            ("uvtoml", ".config/uv/uv.toml", "[[index]]\nurl = \"FULL\"\ndefault = true\n", &[]),
+            ("uvenv", "", "", &[("UV_DEFAULT_INDEX", "FULL")]),
+            (
+                "uvnamed",
+                ".config/uv/uv.toml",
+                named,
+                &[("UV_INDEX_IN_HOUSE_USERNAME", "me"), ("UV_INDEX_IN_HOUSE_PASSWORD", "hunter2xyzab")],
+            ),
+        ];
     }
-    let mut before = 0;
+    let head = format!("channels: [host, '{}', nodefaults]\ndependencies:\n  - pip\n  - python=3.11\n  - pip:\n", world.channel.url());
+    let yaml = world.env.write("private.yml", format!("{head}      - inner\n"));
     for (name, file, text, variables) in cases {
-        let _ = std::fs::remove_dir_all(world.env.cache().join("pkgs/.tare-wheels"));
-        let yaml = world.env.write("private.yml", format!("{head}      - inner\n"));
-        let path = home.join(file);
+        let (index, elsewhere) = (Index::new(), TestServer::new());
+        index.wheel("inner", "1", &["Requires-Dist: outer"]);
+        // A file of another server stands in the same index.
+        let bytes = wheel("outer", "1", &[]);
+        let hash = hex(&sha2::Sha256::digest(&bytes));
+        elsewhere.put("/outer-1-py3-none-any.whl", bytes);
+        let page = format!("<a href=\"{}#sha256={hash}\">outer-1-py3-none-any.whl</a>", elsewhere.url("/outer-1-py3-none-any.whl"));
+        index.server.put("/simple/outer/", page.into_bytes());
+        index.server.guard(Guard::Basic(secret.clone()));
+        let filled = |text: &str| {
+            let with = |user: &str| index.url().replace("http://", user);
+            text.replace("FULL", &with("http://me:hunter2xyzab@")).replace("USER", &with("http://me@")).replace("PLAIN", &index.url())
+        };
+        let path = world.env.home().join(file);
         if !file.is_empty() {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(&path, text).unwrap();
+            std::fs::write(&path, filled(text)).unwrap();
         }
         let run = |args: &[&str]| {
+            // Each time from the server.
+            let _ = std::fs::remove_dir_all(world.env.cache().join("pkgs/.tare-wheels"));
             let mut command = world.env.command(args);
-            command.envs(variables.iter().map(|(name, value)| (*name, value.as_str()))).env("RUST_LOG", "trace");
+            command.envs(variables.iter().map(|(name, value)| (*name, filled(value)))).env("RUST_LOG", "trace");
             let ran = world.env.ran(command.output().unwrap());
-            assert!(!ran.stdout.contains("hunter2") && !ran.stderr.contains("hunter2"), "{name}: {}\n{}", ran.stdout, ran.stderr);
-            assert!(!ran.stderr.contains(&base64(b"me:hunter2xyzab", STANDARD)), "{name}: {}", ran.stderr);
+            for part in ["hunter2", secret.as_str()] {
+                assert!(!ran.stdout.contains(part) && !ran.stderr.contains(part), "{name}: {}\n{}", ran.stdout, ran.stderr);
+            }
             assert_eq!(ran.code, 0, "{name}: {}\n{}", ran.stdout, ran.stderr);
         };
+        // tare itself comes for the file.
+        let fetched = || {
+            let mine = |seen: &&crate::common::server::Seen| {
+                seen.status == 200
+                    && seen.path.ends_with("inner-1-py3-none-any.whl")
+                    && seen.headers.get("user-agent").is_some_and(|agent| agent.starts_with("tare/"))
+            };
+            index.server.seen().iter().filter(mine).count()
+        };
         run(&["create", "-n", name, "-f", yaml.to_str().unwrap(), "--no-compile", "--json", "-vv"]);
-        let lock = format!("{name}.lock");
-        run(&["lock", "-f", yaml.to_str().unwrap(), "-o", &lock]);
-        // From the lock too, which knows of no credentials.
-        let _ = std::fs::remove_dir_all(world.env.cache().join("pkgs/.tare-wheels"));
-        run(&["sync", "-p", "synced", &lock, "--no-compile"]);
-        for folder in [&world.env.envs(), &world.env.cache(), &world.env.work()] {
+        assert_eq!(fetched(), 1, "{name}");
+        if matches!(name, "pipconf" | "netrc") {
+            // From the lock too, which knows of no credentials.
+            run(&["lock", "-f", yaml.to_str().unwrap(), "-o", "private.lock", "--upgrade"]);
+            run(&["sync", "-n", &format!("{name}-synced"), "private.lock", "--no-compile"]);
+            assert_eq!(fetched(), 2, "{name}");
+        }
+        for folder in [&world.env.envs().join(name), &world.env.cache(), &world.env.work()] {
             for line in tree(folder, &[]) {
                 let file = folder.join(line.split(' ').next().unwrap());
                 let holds = std::fs::read(&file).is_ok_and(|bytes| bytes.windows(10).any(|window| window == b"hunter2xyz"));
                 assert!(!holds, "{name}: {}", file.display());
             }
         }
-        // tare itself came for the file, for the environment and for that of the lock.
-        let mine = |seen: &&crate::common::server::Seen| {
-            seen.status == 200
-                && seen.path.ends_with("inner-1-py3-none-any.whl")
-                && seen.headers.get("user-agent").is_some_and(|agent| agent.starts_with("tare/"))
-        };
-        let fetched = index.server.seen().iter().filter(mine).count();
-        assert_eq!(fetched, before + 2, "{name}");
-        before = fetched;
-        std::fs::remove_dir_all(world.env.work().join("synced")).unwrap();
         if !file.is_empty() {
             std::fs::remove_file(path).unwrap();
         }
+        let asked = elsewhere.seen();
+        assert!(asked.iter().any(|seen| seen.path.starts_with("/outer")), "{name}: {asked:?}");
+        assert!(asked.iter().all(|seen| !seen.headers.contains_key("authorization")), "{name}: {asked:?}");
     }
-    let asked = elsewhere.seen();
-    assert!(asked.iter().any(|seen| seen.path.starts_with("/outer")), "{asked:?}");
-    assert!(asked.iter().all(|seen| !seen.headers.contains_key("authorization")), "{asked:?}");
 }
 
 /// A lock for machines of other kinds: markers are judged for them, and wheels are those for them.
