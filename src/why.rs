@@ -251,7 +251,14 @@ mod tests {
         ");
         insta::assert_snapshot!(text("python"), @r"
         python 3.11.4 py_0
-        ╰─ requested: `python 3.11.*`
+        ├─ requested: `python 3.11.*`
+        ├─ requested in the `pip:` section: `app>=1` (app 1.0)
+        │  ╰─ needs `Torch[fast]>=2` (pytorch 2.7.1)
+        │     ╰─ needs `python`
+        ╰─ requested in the `pip:` section: `app>=1` (app 1.0)
+           ╰─ needs `Torch[fast]>=2` (pytorch 2.7.1)
+              ╰─ needs `sympy` (sympy 1.13)
+                 ╰─ needs `python`
         ");
         assert_eq!(graph.why("pypi::python").unwrap_err().message(), "`pypi::python` is not in the environment");
     }

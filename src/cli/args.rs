@@ -250,7 +250,7 @@ pub enum LinkModeArg {
 #[derive(Debug, Clone, Args)]
 #[command(verbatim_doc_comment)]
 pub struct CreateArgs {
-    /// Match specs, such as `python=3.11` or `conda-forge::numpy>=2`
+    /// Match specs, such as `python=3.11` or `conda-forge::numpy>=2`, and Python packages: `pypi::einops>=0.8`
     #[arg(value_name = "SPEC")]
     pub specs: Vec<String>,
     #[command(flatten)]
@@ -329,7 +329,7 @@ pub struct ChangeArgs {
 #[derive(Debug, Clone, Args)]
 #[command(verbatim_doc_comment)]
 pub struct InstallArgs {
-    /// Match specs
+    /// Match specs, and Python packages: `pypi::einops>=0.8`
     #[arg(value_name = "SPEC", required_unless_present_any = ["files", "revision"])]
     pub specs: Vec<String>,
     /// environment.yml, list of match specs or @EXPLICIT list; can be repeated
@@ -366,7 +366,7 @@ pub struct InstallArgs {
 #[derive(Debug, Clone, Args)]
 #[command(verbatim_doc_comment)]
 pub struct UpdateArgs {
-    /// Names of installed packages, or match specs of them
+    /// Names of installed packages, or match specs of them; `pypi::NAME` for Python packages
     #[arg(value_name = "SPEC")]
     pub specs: Vec<String>,
     /// environment.yml, list of match specs or @EXPLICIT list; can be repeated

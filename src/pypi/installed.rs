@@ -245,6 +245,14 @@ impl Changes {
     /// From what is installed to `wanted`. What is there already stays; other versions of the same distributions are replaced. `prune`: what tare
     /// installed and `wanted` does not name goes too, but not its own tooling. What pip or another tool installed goes only where `wanted` replaces it.
     pub fn towards(installed: Vec<Installed>, wanted: &[ReadyWheel], prune: bool) -> Self {
+        let mut wanted = wanted.to_vec();
+        if !prune {
+            // What was asked for before is still asked for, though this request only needs it.
+            let asked: BTreeSet<&str> = installed.iter().filter(|known| known.requested).map(|known| known.name.as_str()).collect();
+            for ready in &mut wanted {
+                ready.record.requested |= asked.contains(ready.record.name.as_ref());
+            }
+        }
         let by_name: BTreeMap<&str, &ReadyWheel> = wanted.iter().map(|ready| (ready.record.name.as_ref(), ready)).collect();
         let mut changes = Changes::default();
         let mut there: BTreeSet<String> = BTreeSet::new();

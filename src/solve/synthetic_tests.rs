@@ -147,6 +147,7 @@ fn all_missing_names_are_told_at_once() {
       - the channels have `numpy` 1.26.4, 2.1.0
     hint: `nunpy`: did you mean `numpy`?
     hint: `torch`: the conda package is called `pytorch`
+    hint: `nowhere-at-all`: if it is a project of the Python package index: 'pypi::nowhere-at-all', or a line under `pip:` of the environment.yml
     ");
 }
 

@@ -280,32 +280,41 @@ fn what_is_asked_for(world: &World) {
     world.write("asked", PYTHON, "base");
     world.env.tare(&["install", "-n", "asked", "-f", "asked.yml", "--no-compile"]).ok();
     assert_eq!(world.python("asked", "import base, addon; print(base.version)"), "1.5");
-    // By the name on the command line, as `remove` takes them.
-    let index = ("PIP_INDEX_URL", index.url());
-    let install = |args: &[&str]| {
-        let mut command = world.env.command(&[&["install", "-n", "asked", "--no-compile"], args].concat());
-        world.env.ran(command.env(index.0, &index.1).output().unwrap())
-    };
-    let added = install(&["pypi::app[more]<2"]).ok().stderr_has("app 1.0 added").stderr_has(": 1 Python package linked, ");
-    assert!(!added.stderr.contains("is added to the dependencies"), "{}", added.stderr);
-    assert_eq!(world.python("asked", "import app, addon, base; print(app.version, base.version)"), "1.0 1.5");
-    why(&["-n", "asked", "app"]).stdout_has("`app[more]<2`");
-    why(&["-n", "asked", "base"]).stdout_has("requested in the `pip:` section: `base`");
-    install(&["pypi::app"]).ok();
-    install(&["pip:app"]).expect_code(2).stderr_has("hint: a package of the Python package index is named by two colons: 'pypi::app'");
-    install(&["neverheardof"]).expect_code(3).stderr_has("'pypi::neverheardof', or a line under `pip:`");
-    world.index.wheel("base", "1.7", &[]);
-    let mut command = world.env.command(&["update", "-n", "asked", "--no-compile", "pypi::base"]);
-    world.env.ran(command.env(index.0, &index.1).output().unwrap()).ok().stderr_has("base 1.5 -> 1.7");
-    world.env.tare(&["update", "-n", "asked", "pypi::absent"]).expect_code(1).stderr_has("tare install 'pypi::absent'");
-    world.env.tare(&["create", "-n", "copy", "--clone", "asked"]).ok().stderr_has("as a copy: ").stderr_has("3 Python packages linked");
-    world.env.tare(&["remove", "-n", "asked", "pypi::app"]).ok().stderr_has("app 1.0 removed");
     let skipped = {
         let file = world.write("skipped", PYTHON, "app");
         world.env.tare(&["create", "-f", &file, "--no-compile", "--no-pip"]).ok()
     };
     skipped.stderr_has("skipped (--no-pip)");
     assert!(!world.env.envs().join("skipped/lib/python3.11/site-packages/app.py").exists());
+}
+
+fn named_on_the_command_line(world: &World) {
+    let index = &world.index;
+    index.wheel("app", "1.0", &["Requires-Dist: base>=1", "Provides-Extra: more", "Requires-Dist: addon ; extra == 'more'"]);
+    index.wheel("base", "1.5", &[]);
+    index.wheel("addon", "3", &[]);
+    world.create("named", PYTHON, "base\naddon").ok();
+    let why = |args: &[&str]| world.env.tare(&[&["why"], args].concat()).ok();
+    // By the name on the command line, as `remove` takes them.
+    let index = ("PIP_INDEX_URL", index.url());
+    let install = |args: &[&str]| {
+        let mut command = world.env.command(&[&["install", "-n", "named", "--no-compile"], args].concat());
+        world.env.ran(command.env(index.0, &index.1).output().unwrap())
+    };
+    let added = install(&["pypi::app[more]<2"]).ok().stderr_has("app 1.0 added").stderr_has(": 1 Python package linked, ");
+    assert!(!added.stderr.contains("is added to the dependencies"), "{}", added.stderr);
+    assert_eq!(world.python("named", "import app, addon, base; print(app.version, base.version)"), "1.0 1.5");
+    why(&["-n", "named", "app"]).stdout_has("`app[more]<2`");
+    why(&["-n", "named", "base"]).stdout_has("requested in the `pip:` section: `base`");
+    install(&["pypi::app"]).ok();
+    install(&["pip:app"]).expect_code(2).stderr_has("hint: a package of the Python package index is named by two colons: 'pypi::app'");
+    install(&["neverheardof"]).expect_code(3).stderr_has("'pypi::neverheardof', or a line under `pip:`");
+    world.index.wheel("base", "1.7", &[]);
+    let mut command = world.env.command(&["update", "-n", "named", "--no-compile", "pypi::base"]);
+    world.env.ran(command.env(index.0, &index.1).output().unwrap()).ok().stderr_has("base 1.5 -> 1.7");
+    world.env.tare(&["update", "-n", "named", "pypi::absent"]).expect_code(1).stderr_has("tare install 'pypi::absent'");
+    world.env.tare(&["create", "-n", "copy", "--clone", "named"]).ok().stderr_has("as a copy: ").stderr_has("3 Python packages linked");
+    world.env.tare(&["remove", "-n", "named", "pypi::app"]).ok().stderr_has("app 1.0 removed");
 }
 
 fn one_of_each(world: &World) {
@@ -418,74 +427,93 @@ fn secrets(world: &World) {
 /// What the engine is let in with, tare's own download is let in with; nobody else gets it, and it is written nowhere.
 fn credentials(world: &World) {
     const STANDARD: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let index = Index::new();
-    let elsewhere = TestServer::new();
-    index.wheel("inner", "1", &["Requires-Dist: outer"]);
-    // A file of another server stands in the same index.
-    let bytes = wheel("outer", "1", &[]);
-    elsewhere.put("/outer-1-py3-none-any.whl", bytes.clone());
-    let hash = hex(&sha2::Sha256::digest(&bytes));
-    let page = format!("<a href=\"{}#sha256={hash}\">outer-1-py3-none-any.whl</a>", elsewhere.url("/outer-1-py3-none-any.whl"));
-    index.server.put("/simple/outer/", page.into_bytes());
-    index.server.guard(Guard::Basic(base64(b"me:hunter2xyzab", STANDARD)));
-    let (plain, full) = (index.url(), index.url().replace("http://", "http://me:hunter2xyzab@"));
-    let user = index.url().replace("http://", "http://me@");
-    let head = format!("channels: [host, '{}', nodefaults]\ndependencies:\n  - pip\n  - python=3.11\n  - pip:\n", world.channel.url());
-    let home = world.env.home();
-    let is_uv = world.engine == "uv";
-    type Case = (&'static str, &'static str, String, Vec<(&'static str, String)>);
-    let netrc = "machine 127.0.0.1 login me password hunter2xyzab\n".to_owned();
-    let mut cases: Vec<Case> = vec![
-        ("pipconf", ".config/pip/pip.conf", format!("[global]\nindex-url = {full}\n"), vec![]),
-        ("pipextra", ".pip/pip.conf", format!("[install]\nextra-index-url =\n    {full}\n"), vec![("PIP_INDEX_URL", world.index.url())]),
-        ("pipenv", "", String::new(), vec![("PIP_INDEX_URL", full.clone())]),
-        ("netrc", ".netrc", netrc.clone(), vec![("PIP_INDEX_URL", plain.clone())]),
-        ("netrcuser", ".netrc", format!("# mine\n{netrc}"), vec![("PIP_INDEX_URL", user)]),
+    let secret = base64(b"me:hunter2xyzab", STANDARD);
+    let netrc = "machine 127.0.0.1 login me password hunter2xyzab\n";
+    let commented = format!("# mine\n{netrc}");
+    type Case<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, &'a str)]);
+    let mut cases: Vec<Case<'_>> = vec![
+        ("pipconf", ".config/pip/pip.conf", "[global]\nindex-url = FULL\n", &[]),
+        ("pipenv", "", "", &[("PIP_INDEX_URL", "FULL")]),
+        ("netrc", ".netrc", netrc, &[("PIP_INDEX_URL", "PLAIN")]),
+        ("netrcuser", ".netrc", &commented, &[("PIP_INDEX_URL", "USER")]),
     ];
-    if is_uv {
-        cases.push(("uvtoml", ".config/uv/uv.toml", format!("[[index]]\nurl = \"{full}\"\ndefault = true\n"), vec![]));
-        cases.push(("uvenv", "", String::new(), vec![("UV_DEFAULT_INDEX", full.clone())]));
-        let named = format!("[[index]]\nname = \"in-house\"\nurl = \"{plain}\"\ndefault = true\n");
-        let pair = vec![("UV_INDEX_IN_HOUSE_USERNAME", "me".to_owned()), ("UV_INDEX_IN_HOUSE_PASSWORD", "hunter2xyzab".to_owned())];
-        cases.push(("uvnamed", ".config/uv/uv.toml", named, pair));
+    if world.engine == "uv" {
+        let named = "[[index]]\nname = \"in-house\"\nurl = \"PLAIN\"\ndefault = true\n";
+        cases = vec![
+            cases[0],
+            ("uvtoml", ".config/uv/uv.toml", "[[index]]\nurl = \"FULL\"\ndefault = true\n", &[]),
+            ("uvenv", "", "", &[("UV_DEFAULT_INDEX", "FULL")]),
+            (
+                "uvnamed",
+                ".config/uv/uv.toml",
+                named,
+                &[("UV_INDEX_IN_HOUSE_USERNAME", "me"), ("UV_INDEX_IN_HOUSE_PASSWORD", "hunter2xyzab")],
+            ),
+        ];
     }
+    let head = format!("channels: [host, '{}', nodefaults]\ndependencies:\n  - pip\n  - python=3.11\n  - pip:\n", world.channel.url());
+    let yaml = world.env.write("private.yml", format!("{head}      - inner\n"));
     for (name, file, text, variables) in cases {
-        let _ = std::fs::remove_dir_all(world.env.cache().join("pkgs/.tare-wheels"));
-        let yaml = world.env.write("private.yml", format!("{head}      - inner\n"));
-        let path = home.join(file);
+        let (index, elsewhere) = (Index::new(), TestServer::new());
+        index.wheel("inner", "1", &["Requires-Dist: outer"]);
+        // A file of another server stands in the same index.
+        let bytes = wheel("outer", "1", &[]);
+        let hash = hex(&sha2::Sha256::digest(&bytes));
+        elsewhere.put("/outer-1-py3-none-any.whl", bytes);
+        let page = format!("<a href=\"{}#sha256={hash}\">outer-1-py3-none-any.whl</a>", elsewhere.url("/outer-1-py3-none-any.whl"));
+        index.server.put("/simple/outer/", page.into_bytes());
+        index.server.guard(Guard::Basic(secret.clone()));
+        let filled = |text: &str| {
+            let with = |user: &str| index.url().replace("http://", user);
+            text.replace("FULL", &with("http://me:hunter2xyzab@")).replace("USER", &with("http://me@")).replace("PLAIN", &index.url())
+        };
+        let path = world.env.home().join(file);
         if !file.is_empty() {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(&path, text).unwrap();
+            std::fs::write(&path, filled(text)).unwrap();
         }
         let run = |args: &[&str]| {
+            // Each time from the server.
+            let _ = std::fs::remove_dir_all(world.env.cache().join("pkgs/.tare-wheels"));
             let mut command = world.env.command(args);
-            command.envs(variables.iter().map(|(name, value)| (*name, value.as_str()))).env("RUST_LOG", "trace");
+            command.envs(variables.iter().map(|(name, value)| (*name, filled(value)))).env("RUST_LOG", "trace");
             let ran = world.env.ran(command.output().unwrap());
-            assert!(!ran.stdout.contains("hunter2") && !ran.stderr.contains("hunter2"), "{name}: {}\n{}", ran.stdout, ran.stderr);
-            assert!(!ran.stderr.contains(&base64(b"me:hunter2xyzab", STANDARD)), "{name}: {}", ran.stderr);
+            for part in ["hunter2", secret.as_str()] {
+                assert!(!ran.stdout.contains(part) && !ran.stderr.contains(part), "{name}: {}\n{}", ran.stdout, ran.stderr);
+            }
             assert_eq!(ran.code, 0, "{name}: {}\n{}", ran.stdout, ran.stderr);
         };
+        // tare itself comes for the file.
+        let fetched = || {
+            let mine = |seen: &&crate::common::server::Seen| {
+                seen.status == 200
+                    && seen.path.ends_with("inner-1-py3-none-any.whl")
+                    && seen.headers.get("user-agent").is_some_and(|agent| agent.starts_with("tare/"))
+            };
+            index.server.seen().iter().filter(mine).count()
+        };
         run(&["create", "-n", name, "-f", yaml.to_str().unwrap(), "--no-compile", "--json", "-vv"]);
-        let lock = format!("{name}.lock");
-        run(&["lock", "-f", yaml.to_str().unwrap(), "-o", &lock]);
-        // From the lock too, which knows of no credentials.
-        let _ = std::fs::remove_dir_all(world.env.cache().join("pkgs/.tare-wheels"));
-        run(&["sync", "-p", "synced", &lock, "--no-compile"]);
-        for folder in [&world.env.envs(), &world.env.cache(), &world.env.work()] {
+        assert_eq!(fetched(), 1, "{name}");
+        if matches!(name, "pipconf" | "netrc") {
+            // From the lock too, which knows of no credentials.
+            run(&["lock", "-f", yaml.to_str().unwrap(), "-o", "private.lock", "--upgrade"]);
+            run(&["sync", "-n", &format!("{name}-synced"), "private.lock", "--no-compile"]);
+            assert_eq!(fetched(), 2, "{name}");
+        }
+        for folder in [&world.env.envs().join(name), &world.env.cache(), &world.env.work()] {
             for line in tree(folder, &[]) {
                 let file = folder.join(line.split(' ').next().unwrap());
                 let holds = std::fs::read(&file).is_ok_and(|bytes| bytes.windows(10).any(|window| window == b"hunter2xyz"));
                 assert!(!holds, "{name}: {}", file.display());
             }
         }
-        std::fs::remove_dir_all(world.env.work().join("synced")).unwrap();
         if !file.is_empty() {
             std::fs::remove_file(path).unwrap();
         }
+        let asked = elsewhere.seen();
+        assert!(asked.iter().any(|seen| seen.path.starts_with("/outer")), "{name}: {asked:?}");
+        assert!(asked.iter().all(|seen| !seen.headers.contains_key("authorization")), "{name}: {asked:?}");
     }
-    let asked = elsewhere.seen();
-    assert!(asked.iter().any(|seen| seen.path.starts_with("/outer")), "{asked:?}");
-    assert!(asked.iter().all(|seen| !seen.headers.contains_key("authorization")), "{asked:?}");
 }
 
 /// A lock for machines of other kinds: markers are judged for them, and wheels are those for them.
@@ -546,8 +574,8 @@ fn other_platforms(engine: &'static str) {
         ("linux-aarch64", &["marked", "of-new", "on-arm"]),
     ] {
         let planned = env.tare(&["export", "tare.lock", "--platform", platform, "--format", "pip"]).ok().stdout;
-        let mut found: Vec<&str> =
-            planned.lines().filter(|line| line.contains("==")).map(|line| line.split("==").next().unwrap()).collect();
+        let lines = planned.lines().filter(|line| line.contains("--hash="));
+        let mut found: Vec<&str> = lines.map(|line| line.split([' ', '=']).next().unwrap()).collect();
         found.sort_unstable();
         assert_eq!(found, names, "{platform}: {planned}");
         assert_eq!(planned.matches("--hash=sha256:").count(), names.len(), "{planned}");
@@ -626,7 +654,7 @@ fn run(engine: &'static str, parts: &[fn(&World)]) {
 
 #[test]
 fn pip_resolves_and_changes_follow() {
-    run("pip", &[what_is_asked_for, one_of_each, secrets, credentials]);
+    run("pip", &[what_is_asked_for, named_on_the_command_line, one_of_each, secrets, credentials]);
 }
 
 #[test]
@@ -636,7 +664,7 @@ fn pip_builds_and_what_goes_wrong_leaves_nothing() {
 
 #[test]
 fn uv_resolves_and_changes_follow() {
-    run("uv", &[what_is_asked_for, one_of_each, secrets, credentials]);
+    run("uv", &[what_is_asked_for, named_on_the_command_line, one_of_each, secrets, credentials]);
 }
 
 #[test]
