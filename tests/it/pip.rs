@@ -512,7 +512,9 @@ fn credentials(world: &World) {
         }
         let asked = elsewhere.seen();
         assert!(asked.iter().any(|seen| seen.path.starts_with("/outer")), "{name}: {asked:?}");
-        assert!(asked.iter().all(|seen| !seen.headers.contains_key("authorization")), "{name}: {asked:?}");
+        // netrc knows machines and no ports: the other server is on the same machine.
+        let let_in = name.starts_with("netrc");
+        assert!(let_in || asked.iter().all(|seen| !seen.headers.contains_key("authorization")), "{name}: {asked:?}");
     }
 }
 
