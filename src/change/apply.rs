@@ -1,7 +1,8 @@
 //! The change itself: a clone beside the environment, the packages exchanged in it, and the two folders exchanged.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -45,10 +46,10 @@ impl Known {
         crate::pypi::installed::brought(self.record.files.iter().map(PathBuf::as_path))
     }
 
-    /// The paths it owns.
-    pub fn paths(&self) -> HashSet<&Path> {
+    /// The paths it owns, most of them twice.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
         let listed = self.record.files.iter().map(PathBuf::as_path);
-        listed.chain(self.record.paths_data.paths.iter().map(|entry| entry.relative_path.as_path())).collect()
+        listed.chain(self.record.paths_data.paths.iter().map(|entry| entry.relative_path.as_path()))
     }
 }
 
@@ -213,23 +214,26 @@ impl New<'_> {
     }
 }
 
-fn owners(job: &Job) -> HashMap<&Path, Owner> {
+/// Who has a path. Keyed by the bytes of the path, which hash many times as fast as its components.
+type Owners<'a> = HashMap<&'a OsStr, Owner>;
+
+fn owners(job: &Job) -> Owners<'_> {
     let mut owners = HashMap::new();
     for path in job.repair.iter().flat_map(|repair| &repair.lost_paths) {
-        owners.insert(path.as_path(), Owner::Gone);
+        owners.insert(path.as_os_str(), Owner::Gone);
     }
     for known in &job.unlink {
-        owners.extend(known.paths().into_iter().map(|path| (path, Owner::Gone)));
+        owners.extend(known.paths().map(|path| (path.as_os_str(), Owner::Gone)));
     }
     for installed in &job.unlink_python {
-        owners.extend(installed.owns().map(|path| (path, Owner::Gone)));
+        owners.extend(installed.owns().map(|path| (path.as_os_str(), Owner::Gone)));
     }
     // What two distributions list stays as long as one of them does.
     for (number, installed) in job.keep_python.iter().enumerate() {
-        owners.extend(installed.owns().map(|path| (path, Owner::Python(number))));
+        owners.extend(installed.owns().map(|path| (path.as_os_str(), Owner::Python(number))));
     }
     for (number, known) in job.keep.iter().enumerate() {
-        owners.extend(known.paths().into_iter().map(|path| (path, Owner::Kept(number))));
+        owners.extend(known.paths().map(|path| (path.as_os_str(), Owner::Kept(number))));
     }
     owners
 }
@@ -257,11 +261,11 @@ fn decide<'a>(
     let mut in_the_way: Vec<String> = Vec::new();
     // A copy is no kernel until it is made one.
     let kernels = if job.is_copy() && job.marker.is_none() { crate::notebook::kernelspecs_inside(&job.base) } else { Vec::new() };
-    let mut taken_files: HashSet<&Path> = HashSet::new();
-    let mut needed: HashSet<&Path> = HashSet::new();
+    let mut taken_files: HashSet<&OsStr> = HashSet::new();
+    let mut needed: HashSet<&OsStr> = HashSet::new();
     for entry in entries.iter().filter(|entry| !matches!(entry.kind, Kind::Folder { .. })) {
         let path = entry.path.as_path();
-        let owner = owners.get(path).copied();
+        let owner = owners.get(path.as_os_str()).copied();
         if owner.is_none() && kernels.iter().any(|kernel| path.starts_with(kernel)) {
             continue;
         }
@@ -276,8 +280,8 @@ fn decide<'a>(
                     if identical && let Some((wheel, _)) = new.wheel {
                         decision.shared.push((wheel, path.to_owned()));
                         decision.mine.remove(path);
-                        taken_files.insert(path);
-                        needed.extend(own_folders(path));
+                        taken_files.insert(path.as_os_str());
+                        needed.extend(own_folders(path).map(Path::as_os_str));
                         decision.take.push(entry);
                         continue;
                     }
@@ -333,29 +337,29 @@ fn decide<'a>(
         if let Some(own) = clobbered_path(path)
             && let Some(Owner::Kept(number)) = owner
             && !incoming.contains_key(own)
-            && !matches!(owners.get(own), Some(Owner::Kept(_)))
+            && !matches!(owners.get(own.as_os_str()), Some(Owner::Kept(_)))
         {
             decision.restore.push((number, entry, own.to_owned()));
             decision.mine.extend([path.to_owned(), own.to_owned()]);
-            needed.extend(own_folders(own));
+            needed.extend(own_folders(own).map(Path::as_os_str));
             continue;
         }
-        taken_files.insert(path);
+        taken_files.insert(path.as_os_str());
         // Where a folder is known, those above it are.
-        own_folders(path).take_while(|folder| needed.insert(folder)).for_each(drop);
+        own_folders(path).take_while(|folder| needed.insert(folder.as_os_str())).for_each(drop);
         decision.take.push(entry);
     }
     // An empty folder is somebody's wish, unless it is the wish of a package that goes.
     for entry in entries {
-        if entry.kind == (Kind::Folder { empty: true }) && owners.get(entry.path.as_path()) != Some(&Owner::Gone) {
-            needed.insert(&entry.path);
-            needed.extend(own_folders(&entry.path));
+        if entry.kind == (Kind::Folder { empty: true }) && owners.get(entry.path.as_os_str()) != Some(&Owner::Gone) {
+            needed.insert(entry.path.as_os_str());
+            needed.extend(own_folders(&entry.path).map(Path::as_os_str));
         }
     }
     // A file where the other side needs a folder cannot be: never write through a link, never hide what is below.
     let mut mixed = Vec::new();
-    for (path, new) in incoming.iter().filter(|(path, _)| !taken_files.contains(path.as_path())) {
-        let below = own_folders(path).find(|folder| taken_files.contains(folder));
+    for (path, new) in incoming.iter().filter(|(path, _)| !taken_files.contains(path.as_os_str())) {
+        let below = own_folders(path).find(|folder| taken_files.contains(folder.as_os_str()));
         if let Some(file) = below {
             mixed.push(format!(
                 "`{}` is no folder, and `{}` puts `{}` below it",
@@ -363,7 +367,7 @@ fn decide<'a>(
                 new.package.as_normalized(),
                 path.display()
             ));
-        } else if needed.contains(path.as_path()) {
+        } else if needed.contains(path.as_os_str()) {
             mixed.push(format!(
                 "`{}` is a folder with other files, and `{}` has a file there",
                 path.display(),
@@ -393,7 +397,7 @@ fn decide<'a>(
         return Err(error.hint("move away what is yours, or leave the package out"));
     }
     let folders: Vec<&Entry> =
-        entries.iter().filter(|entry| matches!(entry.kind, Kind::Folder { .. }) && needed.contains(entry.path.as_path())).collect();
+        entries.iter().filter(|entry| matches!(entry.kind, Kind::Folder { .. }) && needed.contains(entry.path.as_os_str())).collect();
     decision.take = folders.into_iter().chain(decision.take).collect();
     overlaps.sort();
     decision.overlaps = overlaps;
@@ -445,14 +449,14 @@ fn is_same_file(base: &Path, entry: &Entry, new: &New<'_>) -> bool {
 
 /// Byte code that Python wrote at run time for a file that goes or is replaced. Sources of packages often share one modification time, so Python
 /// could take it for that of the new file.
-fn is_stale_byte_code(path: &Path, owners: &HashMap<&Path, Owner>) -> bool {
+fn is_stale_byte_code(path: &Path, owners: &Owners<'_>) -> bool {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else { return false };
     if !name.ends_with(".pyc") || folder.file_name().is_none_or(|name| name != "__pycache__") {
         return false;
     }
     let Some((module, _)) = name.split_once('.') else { return false };
     let source = folder.with_file_name(format!("{module}.py"));
-    owners.get(source.as_path()) == Some(&Owner::Gone)
+    owners.get(source.as_os_str()) == Some(&Owner::Gone)
 }
 
 /// Everything between "all packages are in the cache" and "the environment is changed".
@@ -761,28 +765,30 @@ fn write_metadata(
 ) -> Result<()> {
     let plan = &job.plan;
     let meta = stage.join("conda-meta");
-    let mut prefix_records: Vec<PrefixRecord> =
+    let new: Vec<PrefixRecord> =
         packages.iter().zip(linked).map(|(package, paths)| metadata::prefix_record(&package.record, paths, &plan.requested)).collect();
-    let mut written = metadata::write_records(stage, &prefix_records)?;
+    let mut written = metadata::write_records(stage, &new)?;
+    // The records of a large environment are worth no second copy.
+    let mut prefix_records: Vec<Cow<'_, PrefixRecord>> = new.iter().map(Cow::Borrowed).collect();
     if let Some(repair) = &job.repair {
-        prefix_records.extend(job.keep.iter().map(|known| known.record.clone()));
+        prefix_records.extend(job.keep.iter().map(|known| Cow::Borrowed(&known.record)));
         return metadata::update_stamp(stage, repair.stamp.as_ref(), &written, &prefix_records);
     }
 
     for (number, known) in job.keep.iter().enumerate() {
-        let mut record = known.record.clone();
+        let mut record = Cow::Borrowed(&known.record);
         let mut renamed = false;
         for (_, entry) in decision.divert.iter().filter(|(kept, _)| *kept == number) {
             let aside = Path::new(CLOBBERS).join(known.name().as_normalized()).join(&entry.path);
-            renamed |= rename_path(&mut record, &entry.path, &aside, Some(&entry.path));
+            renamed |= rename_path(record.to_mut(), &entry.path, &aside, Some(&entry.path));
         }
         for (_, entry, own) in decision.restore.iter().filter(|(kept, ..)| *kept == number) {
-            renamed |= rename_path(&mut record, &entry.path, own, None);
+            renamed |= rename_path(record.to_mut(), &entry.path, own, None);
         }
         let specs = specs_of(&record.repodata_record.package_record, &plan.requested);
         let path = meta.join(&known.file);
         if renamed || specs != written_specs(&record) {
-            let text = edited_record(&job.base.join("conda-meta").join(&known.file), &mut record, specs, renamed)?;
+            let text = edited_record(&job.base.join("conda-meta").join(&known.file), record.to_mut(), specs, renamed)?;
             replace(&path, &text)?;
         }
         let size = std::fs::symlink_metadata(&path).map_err(|error| Error::io("look at", &path, &error))?.len();
@@ -910,7 +916,7 @@ mod tests {
 
     #[test]
     fn byte_code_of_replaced_sources_is_stale_and_other_byte_code_is_not() {
-        let owners = HashMap::from([(Path::new("lib/a.py"), Owner::Gone), (Path::new("lib/b.py"), Owner::Kept(0))]);
+        let owners = Owners::from([(OsStr::new("lib/a.py"), Owner::Gone), (OsStr::new("lib/b.py"), Owner::Kept(0))]);
         for (path, stale) in [
             ("lib/__pycache__/a.cpython-311.pyc", true),
             ("lib/__pycache__/a.cpython-311.opt-1.pyc", true),

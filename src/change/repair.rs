@@ -213,7 +213,7 @@ impl State {
         let mut in_the_way: Vec<usize> = Vec::new();
         for number in &chosen {
             let known = &self.known[*number];
-            if let Some(why) = obstacle(prefix.path(), &known.paths()) {
+            if let Some(why) = obstacle(prefix.path(), &known.paths().collect()) {
                 repaired.unrepaired.push(Unrepaired { package: known.name().as_normalized().to_owned(), why });
                 in_the_way.push(*number);
             }

@@ -1,5 +1,6 @@
 //! What is written into `conda-meta`: package records, `history`, `state` and tare's own notes; and `~/.conda/environments.txt`.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
@@ -360,12 +361,12 @@ pub(crate) fn write_notes(
 }
 
 /// Writes tare's own files into `stage`. `state_sha256`: of `conda-meta/state`.
-pub(crate) fn write_stamp(
+pub(crate) fn write_stamp<R: Borrow<PrefixRecord>>(
     stage: &Path,
     notes: &Notes<'_>,
     state_sha256: Option<String>,
     written: Vec<(String, u64)>,
-    records: &[PrefixRecord],
+    records: &[R],
 ) -> Result<()> {
     let folder = stage.join(TARE_FOLDER);
     fs_err::create_dir_all(&folder).map_err(|error| Error::io("create the folder", &folder, &error))?;
@@ -390,7 +391,12 @@ pub(crate) fn write_stamp(
 
 /// Brings tare's own files in `stage` up to date after a repair: the sizes of records that were `written` anew, and notes that were lost. Without a
 /// `stamp` the environment is of another tool, and stays so.
-pub(crate) fn update_stamp(stage: &Path, stamp: Option<&Stamp>, written: &[(String, u64)], records: &[PrefixRecord]) -> Result<()> {
+pub(crate) fn update_stamp<R: Borrow<PrefixRecord>>(
+    stage: &Path,
+    stamp: Option<&Stamp>,
+    written: &[(String, u64)],
+    records: &[R],
+) -> Result<()> {
     let Some(stamp) = stamp else { return Ok(()) };
     let mut stamp = stamp.clone();
     for (name, size) in &mut stamp.records {
@@ -416,11 +422,11 @@ pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
 
 /// `conda-meta/tare/files`: one line `SIZE PATH` for each file of a package, `- PATH` where there is no size to check (links). It makes the check
 /// "is everything there" quick: reading every package record would take longer than looking at the files.
-fn manifest(records: &[PrefixRecord], pypi: &[TareRecord]) -> String {
+fn manifest<R: Borrow<PrefixRecord>>(records: &[R], pypi: &[TareRecord]) -> String {
     let python = pypi.iter().flat_map(|record| &record.files).filter(|file| !file.path.contains('\n'));
     let mut lines: Vec<String> = python.map(|file| format!("{} {}", file.size, file.path)).collect();
     for record in records {
-        for entry in &record.paths_data.paths {
+        for entry in &record.borrow().paths_data.paths {
             let Some(path) = entry.relative_path.to_str() else { continue };
             if path.contains('\n') {
                 continue;
@@ -455,10 +461,10 @@ pub(crate) enum FileKind {
 /// The text of `conda-meta/tare/modes`: a line `x PATH` for each executable file, two lines `l PATH` and `> TARGET` for each link. Package records say
 /// neither, and `verify` wants to know. `exact`: files of other tools, which leave the modes of archive and umask: a line `m OCTAL PATH` for those that have
 /// neither 0644 nor 0755.
-fn modes(stage: &Path, records: &[PrefixRecord], exact: &HashSet<PathBuf>) -> String {
+fn modes<R: Borrow<PrefixRecord>>(stage: &Path, records: &[R], exact: &HashSet<PathBuf>) -> String {
     let mut paths: Vec<&str> = records
         .iter()
-        .flat_map(|record| &record.paths_data.paths)
+        .flat_map(|record| &record.borrow().paths_data.paths)
         .filter_map(|entry| entry.relative_path.to_str())
         .filter(|path| !path.contains('\n'))
         .collect();

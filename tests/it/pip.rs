@@ -435,7 +435,7 @@ fn credentials(world: &World) {
         ("pipconf", ".config/pip/pip.conf", "[global]\nindex-url = FULL\n", &[]),
         ("pipenv", "", "", &[("PIP_INDEX_URL", "FULL")]),
         ("netrc", ".netrc", netrc, &[("PIP_INDEX_URL", "PLAIN")]),
-        ("netrcuser", ".netrc", &commented, &[("PIP_INDEX_URL", "USER")]),
+        ("netrcnotes", ".netrc", &commented, &[("PIP_INDEX_URL", "PLAIN")]),
     ];
     if world.engine == "uv" {
         let named = "[[index]]\nname = \"in-house\"\nurl = \"PLAIN\"\ndefault = true\n";
@@ -465,7 +465,7 @@ fn credentials(world: &World) {
         index.server.guard(Guard::Basic(secret.clone()));
         let filled = |text: &str| {
             let with = |user: &str| index.url().replace("http://", user);
-            text.replace("FULL", &with("http://me:hunter2xyzab@")).replace("USER", &with("http://me@")).replace("PLAIN", &index.url())
+            text.replace("FULL", &with("http://me:hunter2xyzab@")).replace("PLAIN", &index.url())
         };
         let path = world.env.home().join(file);
         if !file.is_empty() {
