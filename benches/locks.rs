@@ -23,6 +23,10 @@ mod channel;
 
 use channel::{Channel, Package};
 
+/// As in the program itself.
+#[global_allocator]
+static GLOBAL: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Packages of the environment.
 const PACKAGES: usize = 300;
 /// Files of each: 30,000 in all.

@@ -173,7 +173,7 @@ pub fn read(data: &[u8]) -> Result<ElfInfo, String> {
 /// # Errors
 /// As for [`read`]; the file cannot be opened.
 pub fn read_file(path: &std::path::Path) -> Result<ElfInfo, String> {
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    let file = crate::files::open(path).map_err(|error| error.to_string())?;
     read_from(&ReadCache::new(file))
 }
 
@@ -182,7 +182,7 @@ pub fn read_file(path: &std::path::Path) -> Result<ElfInfo, String> {
 /// # Errors
 /// As for [`read_file`].
 pub fn sections_of(path: &std::path::Path, name: &str) -> Result<Vec<(u64, u64)>, String> {
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    let file = crate::files::open(path).map_err(|error| error.to_string())?;
     let cache = ReadCache::new(file);
     let header = Header::parse(&cache).map_err(|error| format!("not a 64-bit ELF file: {error}"))?;
     let endian = header.endian().map_err(|error| error.to_string())?;

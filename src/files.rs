@@ -58,6 +58,34 @@ pub(crate) fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Opens a regular file, or what a link to one leads to, for reading. Never waits, as opening a pipe would.
+///
+/// # Errors
+/// As for [`std::fs::File::open`]; `InvalidInput` for anything but a regular file.
+pub(crate) fn open(path: &Path) -> Result<std::fs::File> {
+    let mut options = std::fs::OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(
+        &mut options,
+        (rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY).bits() as i32,
+    );
+    let file = options.open(path)?;
+    regular(&file.metadata()?)?;
+    Ok(file)
+}
+
+/// Largest file of an environment that is read as a whole, in bytes: metadata, records, scripts.
+pub(crate) const MOST: u64 = 256 << 20;
+
+/// A regular file of at most [`MOST`] bytes as text.
+///
+/// # Errors
+/// As for [`read`]; `InvalidData` where it is not UTF-8.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    String::from_utf8(read(path, MOST)?).map_err(|error| Error::new(ErrorKind::InvalidData, error))
+}
+
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
@@ -75,7 +103,12 @@ mod tests {
         std::os::unix::fs::symlink("/dev/zero", at("device")).unwrap();
         for (name, what) in [("pipe", "a named pipe"), ("socket", "a socket"), ("device", "a device"), (".", "a folder")] {
             assert_eq!(read(&at(name), 10).unwrap_err().to_string(), format!("it is {what} and no regular file"));
+            // A socket cannot be opened at all.
+            let refused = open(&at(name)).unwrap_err();
+            assert!(name == "socket" || refused.to_string() == format!("it is {what} and no regular file"), "{refused}");
         }
+        assert_eq!(open(&at("link")).and_then(|file| file.metadata()).unwrap().len(), 7);
+        assert_eq!(read_text(&at("file")).unwrap_err().kind(), ErrorKind::InvalidData);
         assert_eq!(read(&at("none"), 10).unwrap_err().kind(), ErrorKind::NotFound);
     }
 }

@@ -13,6 +13,7 @@ import types
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import _driver, _search, _torch
+from ._safe import is_a, module_of
 from ._tables import Table, parse_size, size
 
 #: CPU tensors below this are not looked for: libraries keep many small ones for themselves.
@@ -183,7 +184,7 @@ class Describer:
 
     def note_use(self, nodes: List[Any]) -> None:
         for parent, child in zip(nodes, nodes[1:]):
-            if isinstance(parent, dict):
+            if is_a(parent, dict):
                 self.used.setdefault(id(parent), set()).add(id(child))
 
     def steps(self, nodes: List[Any], root: Optional[_search.Root]) -> List[Step]:
@@ -197,10 +198,10 @@ class Describer:
         for index, (parent, child) in enumerate(zip(nodes, nodes[1:])):
             text, expr = steps[-1].text, steps[-1].expr
             owner = steps[-2] if len(steps) > 1 else None
-            if owner is not None and len(steps) > 2 and isinstance(owner.node, dict) and self._is_space(steps[-3].node, owner.node):
+            if owner is not None and len(steps) > 2 and is_a(owner.node, dict) and self._is_space(steps[-3].node, owner.node):
                 # The dict of an instance between the two says nothing.
                 owner = steps[-3]
-            if root is not None and index == 0 and isinstance(parent, dict) and root.kind == "module global":
+            if root is not None and index == 0 and is_a(parent, dict) and root.kind == "module global":
                 one = _search.dict_hop(parent, child, True)
                 name = one.text.lstrip(".")
                 text = f"{root.text}.{name}" if root.text else name
@@ -210,38 +211,38 @@ class Describer:
                     expr = f"{root.expr}.{name}" if root.expr else name
                 steps.append(Step(child, text, expr))
                 continue
-            if isinstance(parent, dict) and owner is not None and self._is_module_part(owner.node, parent):
+            if is_a(parent, dict) and owner is not None and self._is_module_part(owner.node, parent):
                 part = self._module_part(owner.node, parent)
                 one = _search.dict_hop(parent, child, False)
                 key = next((key for key, value in list(parent.items()) if value is child), None)
-                if isinstance(key, str) and key.isidentifier():
+                if is_a(key, str) and key.isidentifier():
                     suffix: Optional[str] = f".{key}"
-                elif isinstance(key, str) and key.isdigit() and hasattr(type(owner.node), "__getitem__"):
+                elif is_a(key, str) and key.isdigit() and hasattr(type(owner.node), "__getitem__"):
                     suffix = f"[{key}]"
                 else:
                     suffix = f".{part}{one.suffix}" if one.suffix else None
                 steps.append(Step(child, owner.text + (suffix or one.text), owner.expr + suffix if owner.expr is not None and suffix else None))
                 continue
-            if isinstance(parent, dict) and owner is not None and self._is_space(owner.node, parent):
+            if is_a(parent, dict) and owner is not None and self._is_space(owner.node, parent):
                 one = _search.dict_hop(parent, child, True)
                 if one.text in (" → an item",):
                     one = _search.hop(owner.node, child)
                 base = owner
                 steps.append(self._extend(child, base, one))
                 continue
-            if isinstance(child, dict) and self._is_space(parent, child):
+            if is_a(child, dict) and self._is_space(parent, child):
                 steps.append(Step(child, text, expr))
                 continue
-            if isinstance(child, dict) and self._is_module_part(parent, child):
+            if is_a(child, dict) and self._is_module_part(parent, child):
                 steps.append(Step(child, text, expr + "." + self._module_part(parent, child) if expr is not None else None))
                 continue
-            if isinstance(parent, type):
+            if is_a(parent, type):
                 steps.append(self._extend(child, steps[-1], self._class_hop(parent, child)))
                 continue
-            if isinstance(parent, types.FunctionType) and isinstance(child, tuple) and child is parent.__closure__:
+            if is_a(parent, types.FunctionType) and is_a(child, tuple) and child is parent.__closure__:
                 steps.append(Step(child, text, expr + ".__closure__" if expr is not None else None))
                 continue
-            if isinstance(child, types.CellType) and owner is not None and isinstance(owner.node, types.FunctionType):
+            if is_a(child, types.CellType) and owner is not None and is_a(owner.node, types.FunctionType):
                 position = _search._index(parent, child)
                 name = owner.node.__code__.co_freevars[position] if position is not None else "?"
                 steps.append(Step(child, f"{owner.text} → closure `{name}`", f"{expr}[{position}]" if expr is not None else None))
@@ -271,11 +272,11 @@ class Describer:
             if value is child:
                 return _search.Hop(f".{key}", f".{key}")
         # The dict of a class itself, which Python shows only through a proxy.
-        return _search.Hop("", None if not isinstance(child, dict) else "")
+        return _search.Hop("", None if not is_a(child, dict) else "")
 
     def _is_space(self, owner: Any, space: Any) -> bool:
-        if isinstance(owner, type):
-            return isinstance(space, dict) and space == dict(owner.__dict__) if len(space) < 10_000 else False
+        if is_a(owner, type):
+            return is_a(space, dict) and space == dict(owner.__dict__) if len(space) < 10_000 else False
         try:
             return object.__getattribute__(owner, "__dict__") is space
         except Exception:
@@ -382,7 +383,7 @@ class Describer:
             return "output cache", "import builtins; builtins._ = None", 1, ""
         if root is not None and (root.kind == "IPython" or self._is_ipython(steps)):
             names = " ".join(step.text for step in steps)
-            if self._find(steps, lambda node: isinstance(node, (BaseException, types.TracebackType))) is not None:
+            if self._find(steps, lambda node: is_a(node, (BaseException, types.TracebackType))) is not None:
                 return "exception", "import tare_notebook; tare_notebook.forget_errors()", last, "IPython keeps the last traceback"
             if "displayhook" in names or "last_execution_result" in names or "_oh" in names:
                 return "output cache", "import tare_notebook; tare_notebook.forget_outputs()", last, "IPython keeps what a cell shows"
@@ -397,14 +398,14 @@ class Describer:
             if handler is not None and at(handler) is not None:
                 expr = at(handler)
                 kept = getattr(steps[handler].node, "buffer", None)
-                if isinstance(kept, list) and any(step.node is kept for step in steps):
+                if is_a(kept, list) and any(step.node is kept for step in steps):
                     return "logger", f"{expr}.buffer.clear()", handler, "the handler keeps records with their arguments"
                 if root is not None and root.kind == "logger" and expr and re.search(r"\.handlers\[\d+\]$", expr):
                     return "logger", f"{root.expr}.removeHandler({expr})", handler, ""
             return general("logger")
         for index in range(1, len(steps)):
             package = type(steps[index].node).__module__
-            if isinstance(steps[index].node, (types.FunctionType, types.MethodType, type)):
+            if is_a(steps[index].node, (types.FunctionType, types.MethodType, type)):
                 continue
             parts = str(package).split(".")
             tracker = parts[0] if parts[0] in TRACKERS else "tensorboard" if parts[:3] == ["torch", "utils", "tensorboard"] else None
@@ -434,7 +435,7 @@ class Describer:
         # Hooks: the dict that a module keeps them in is on the path.
         for index in range(1, last):
             node = steps[index].node
-            if not isinstance(node, dict):
+            if not is_a(node, dict):
                 continue
             name = steps[index].text.rsplit(".", 1)[-1]
             if HOOKS.match(name) and (type(steps[index - 1].node) in self.modules or self._owner_is_module(steps, index) or "_global_" in name):
@@ -442,7 +443,7 @@ class Describer:
                 expr = at(index)
                 kind = "backward hook" if "backward" in name else "forward hook" if "forward" in name else "hook"
                 if expr is not None:
-                    line = f"{expr}.pop({key!r})" if len(node) > 1 and isinstance(key, int) else f"{expr}.clear()"
+                    line = f"{expr}.pop({key!r})" if len(node) > 1 and is_a(key, int) else f"{expr}.clear()"
                     return kind, line, last, ""
                 return general(kind, last)
             if name in ("_backward_hooks", "_post_accumulate_grad_hooks") and self._owner_is_tensor(steps, index):
@@ -450,12 +451,12 @@ class Describer:
                 if expr is not None:
                     return "backward hook", f"{expr}.clear()", last, "a hook on a tensor"
                 return general("backward hook", last)
-        error = self._find(steps, lambda node: isinstance(node, BaseException))
-        trace = self._find(steps, lambda node: isinstance(node, types.TracebackType))
+        error = self._find(steps, lambda node: is_a(node, BaseException))
+        trace = self._find(steps, lambda node: is_a(node, types.TracebackType))
         if error is not None or trace is not None:
             index = error if error is not None else trace
             note = "a traceback keeps the variables of every function it passed" if trace is not None else ""
-            if user and len(steps) > 1 and isinstance(steps[1].node, (BaseException, types.TracebackType)):
+            if user and len(steps) > 1 and is_a(steps[1].node, (BaseException, types.TracebackType)):
                 return "exception", f"del {first}" if first.isidentifier() else None, last, note
             expr = at(index) if index is not None else None
             if expr is not None and trace is not None:
@@ -468,9 +469,9 @@ class Describer:
             if expr is not None:
                 return "functools cache", f"{expr}.cache_clear()", cache, ""
             return general("functools cache", cache)
-        running = self._find(steps, lambda node: isinstance(node, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)))
+        running = self._find(steps, lambda node: is_a(node, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)))
         if running is not None:
-            kind = "coroutine" if isinstance(steps[running].node, types.CoroutineType) else "generator"
+            kind = "coroutine" if is_a(steps[running].node, types.CoroutineType) else "generator"
             expr = at(running)
             if expr is not None and hasattr(steps[running].node, "close"):
                 return kind, f"{expr}.close()", last, ""
@@ -520,7 +521,7 @@ class Describer:
             if steps[index + 1].text.endswith(" → its graph"):
                 line, _, _ = self._cut(steps[: index + 1], root)
                 return "autograd graph", line, index, "it keeps what its backward pass would need"
-        closure = self._find(steps, lambda node: isinstance(node, types.CellType))
+        closure = self._find(steps, lambda node: is_a(node, types.CellType))
         if closure is not None:
             line, index, note = self._cut(steps, root)
             if not user and at(closure) is not None:
@@ -528,7 +529,7 @@ class Describer:
             return "closure", line, last, note
         for index in range(1, last):
             parent = steps[index].node
-            if isinstance(parent, types.FunctionType) and steps[index + 1].node in (parent.__defaults__, parent.__kwdefaults__):
+            if is_a(parent, types.FunctionType) and steps[index + 1].node in (parent.__defaults__, parent.__kwdefaults__):
                 return general("default argument", last)
         if root is not None and root.kind == "class attribute":
             return general("class attribute")
@@ -543,7 +544,7 @@ class Describer:
         return "C++", None, last, "no Python object refers to it: native code holds it"
 
     def _is_ipython(self, steps: List[Step]) -> bool:
-        return any(type(step.node).__module__.split(".")[0] in ("IPython", "ipykernel") for step in steps[:-1])
+        return any(module_of(type(step.node)).split(".")[0] in ("IPython", "ipykernel") for step in steps[:-1])
 
     def _owner_is_module(self, steps: List[Step], index: int) -> bool:
         return any(type(step.node) in self.modules for step in steps[max(0, index - 2) : index])
@@ -565,13 +566,13 @@ class Describer:
             node, expr = steps[index].node, steps[index].expr
             if self._is_space(steps[index - 1].node, node) or self._is_module_part(steps[index - 1].node, node):
                 continue
-            if isinstance(node, dict) and self.holds_true(expr, node):
+            if is_a(node, dict) and self.holds_true(expr, node):
                 key = next((key for key, value in list(node.items()) if value is steps[index + 1].node), None)
                 literal = _search._literal(key)
                 if len(self.used.get(id(node), ())) == 1 and len(node) > 1 and literal is not None:
                     return f"{expr}.pop({literal})", index, ""
                 return f"{expr}.clear()", index, ""
-            if (isinstance(node, (list, set)) or type(node).__name__ == "deque") and self.holds_true(expr, node):
+            if (is_a(node, (list, set)) or type(node).__name__ == "deque") and self.holds_true(expr, node):
                 return f"{expr}.clear()", index, ""
         # Else the last attribute on the way that can be set.
         for index in range(len(steps) - 1, 0, -1):
@@ -647,7 +648,7 @@ def reachable_from(values: Iterable[Any], limit: int = 1_000_000) -> Set[int]:
     seen: Set[int] = set()
     todo = list(values)
     while todo and len(seen) < limit:
-        batch = [one for one in todo if id(one) not in seen and id(one) not in spaces and not isinstance(one, (type, types.ModuleType))]
+        batch = [one for one in todo if id(one) not in seen and id(one) not in spaces and not is_a(one, (type, types.ModuleType))]
         seen.update(map(id, batch))
         todo = gc.get_referents(*batch) if batch else []
     return seen
@@ -789,7 +790,7 @@ def _special_targets(torch: Any) -> List[Tuple[Any, Dict[str, Any]]]:
     module = sys.modules.get("torch.utils.data.dataloader")
     if module is not None:
         base = getattr(module, "_BaseDataLoaderIter", None)
-        loaders = _torch.subclasses(base) if isinstance(base, type) else set()
+        loaders = _torch.subclasses(base) if is_a(base, type) else set()
     wanted = graphs | loaders
     if not wanted:
         return []

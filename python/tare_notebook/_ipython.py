@@ -38,6 +38,9 @@ def user_names(space: Dict[str, Any], keep: Iterable[str] = ()) -> List[str]:
     patterns = list(keep)
     found = []
     for name in list(space):
+        # Whatever else `globals()` holds is no name.
+        if type(name) is not str:
+            continue
         if _MACHINERY.match(name) or _RESULTS.match(name) or name in ("_", "__", "___"):
             continue
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):

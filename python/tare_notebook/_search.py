@@ -23,6 +23,7 @@ import types
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from . import _torch
+from ._safe import is_a, module_of, mro
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -67,7 +68,7 @@ def _locals(frame: types.FrameType) -> Dict[str, Any]:
     """The variables of a frame, in a dict of ours."""
     view = frame.f_locals
     copy = dict(view)
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & 1 and isinstance(view, dict):
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & 1 and is_a(view, dict):
         # Up to 3.12 the frame keeps the dict it made for us, and with it everything in it; the variables themselves are elsewhere.
         view.clear()
     return copy
@@ -100,7 +101,7 @@ def module_roots() -> Dict[int, Tuple[str, bool]]:
             space = object.__getattribute__(module, "__dict__")
         except Exception:
             continue
-        if isinstance(space, dict) and id(space) not in found:
+        if is_a(space, dict) and id(space) not in found:
             found[id(space)] = (name, name == "__main__")
     return found
 
@@ -109,8 +110,11 @@ def resolve_module(name: str) -> str:
     """Text that evaluates to the module: `a.b` where that is the very module, else through sys.modules."""
     parts = name.split(".")
     found: Any = sys.modules.get(parts[0])
-    for part in parts[1:]:
-        found = getattr(found, part, None)
+    try:
+        for part in parts[1:]:
+            found = getattr(found, part, None)
+    except Exception:  # a package that imports what it is asked for, and cannot
+        found = None
     if found is sys.modules.get(name) and all(part.isidentifier() for part in parts):
         return name
     return f"sys.modules[{name!r}]"
@@ -187,7 +191,7 @@ class Search:
         del everything
         for owner in self._owners:
             space = getattr(owner, "__dict__", None)
-            if not isinstance(space, dict):
+            if not is_a(space, dict):
                 continue
             self._by_id[id(space)] = space
             self.private[id(space)] = id(owner)
@@ -197,7 +201,7 @@ class Search:
                 continue
             for name in ("_parameters", "_buffers", "_modules"):
                 part = space.get(name)
-                if isinstance(part, dict):
+                if is_a(part, dict):
                     self._by_id[id(part)] = part
                     self.private[id(part)] = id(owner)
                     for value in list(part.values()):
@@ -206,12 +210,12 @@ class Search:
 
     def _learn_optimizer(self, owner: Any, space: Dict[str, Any]) -> None:
         state = space.get("state")
-        if not isinstance(state, dict):
+        if not is_a(state, dict):
             return
         self._by_id[id(state)] = state
         self.private[id(state)] = id(owner)
         for part in list(state.values()):
-            if isinstance(part, dict):
+            if is_a(part, dict):
                 self._by_id[id(part)] = part
                 self.private[id(part)] = id(state)
                 for value in list(part.values()):
@@ -280,9 +284,9 @@ class Search:
         if space is not None:
             name, person = space
             return Root("module global", "" if person else name, "" if person else resolve_module(name), 0 if person else 2)
-        if isinstance(node, type):
+        if is_a(node, type):
             return Root("class attribute", _type_name(node), self._type_expr(node), 1)
-        if isinstance(node, types.ModuleType):
+        if is_a(node, types.ModuleType):
             return Root("module global", node.__name__, None, 3)
         if key in self.frames:
             info = self.frames[key][1]
@@ -343,7 +347,7 @@ class Search:
             if self.namespace is not None and self.unresolved():
                 self._add(self.namespace)
                 self._down([self.namespace])
-                classes = [one for one in list(self.namespace.values()) if isinstance(one, type) and one.__module__ == self.namespace.get("__name__")]
+                classes = [one for one in list(self.namespace.values()) if is_a(one, type) and module_of(one) == self.namespace.get("__name__")]
                 self.own.add(id(classes))
                 if classes and self.unresolved():
                     self._down(classes)
@@ -411,7 +415,7 @@ class Search:
             following: List[Any] = []
             self.own.add(id(following))
             for parent in layer:
-                inside = list(parent.__dict__.values()) if isinstance(parent, type) else gc.get_referents(parent)
+                inside = list(parent.__dict__.values()) if is_a(parent, type) else gc.get_referents(parent)
                 self.own.add(id(inside))
                 if len(inside) > WIDE and id(parent) not in self.spaces:
                     continue
@@ -430,7 +434,7 @@ class Search:
                         if not _is_tensor(child):
                             following.append(child)
                         continue
-                    if key in self.spaces or key in self.own or isinstance(child, (type, types.ModuleType)) or self._root(child, key) is not None:
+                    if key in self.spaces or key in self.own or is_a(child, (type, types.ModuleType)) or self._root(child, key) is not None:
                         continue
                     objects[key] = child
                     following.append(child)
@@ -476,7 +480,7 @@ class Search:
         if len(found) > CROWD:
             # They are one kind of thing that something holds together: roots among them, and a part of the rest.
             step = len(found) // CROWD
-            found = [one for one in found if id(one) in self.spaces or isinstance(one, type)] + found[::step]
+            found = [one for one in found if id(one) in self.spaces or is_a(one, type)] + found[::step]
             self.own.add(id(found))
         # Others that wait are found with it.
         known = set(self.nodes)
@@ -543,20 +547,13 @@ _LEAVES = frozenset((str, int, float, bool, bytes, type(None), types.CodeType, t
 
 
 def isinstance_of(node: Any, module: Any, name: str) -> bool:
-    """`isinstance` by the real type: proxies that answer `__class__` are not asked."""
+    """Whether `node` is of the class of this name in `module`, if there is one."""
     base = getattr(module, name, None)
-    return isinstance(base, type) and base in _mro(type(node))
-
-
-def _mro(kind: type) -> Tuple[type, ...]:
-    try:
-        return type.__getattribute__(kind, "__mro__")
-    except Exception:
-        return (kind,)
+    return is_a(base, type) and base in mro(type(node))
 
 
 def _type_name(kind: type) -> str:
-    module = getattr(kind, "__module__", "")
+    module = module_of(kind)
     name = getattr(kind, "__qualname__", getattr(kind, "__name__", "?"))
     return name if module in ("__main__", "builtins", None) else f"{module}.{name}"
 
@@ -578,20 +575,24 @@ def _index(container: Iterable[Any], child: Any, limit: int = 1_000_000) -> Opti
     return None
 
 
+# Exactly these: a subclass may print itself as anything, or not at all.
+_LITERALS = frozenset((str, int, bytes, bool, float, type(None)))
+
+
 def _literal(key: Any) -> Optional[str]:
-    if isinstance(key, (str, int, bytes, bool, float, type(None))):
+    if type(key) in _LITERALS:
         text = repr(key)
         return text if len(text) <= 80 else None
-    if type(key) is tuple and all(isinstance(one, (str, int, bytes, bool, type(None))) for one in key):
+    if type(key) is tuple and all(type(one) in _LITERALS for one in key):
         return repr(key)
     return None
 
 
 def dict_hop(space: Dict[Any, Any], child: Any, attribute: bool) -> Hop:
     # Values before keys: a parameter is a key of an optimizer's state, and rarely the only thing there.
-    for key, value in list(space.items()):
+    for key, value in list(dict.items(space)):
         if value is child:
-            if attribute and isinstance(key, str) and key.isidentifier():
+            if attribute and is_a(key, str) and key.isidentifier():
                 return Hop(f".{key}", f".{key}")
             literal = _literal(key)
             if attribute and literal is not None:
@@ -607,9 +608,9 @@ def dict_hop(space: Dict[Any, Any], child: Any, attribute: bool) -> Hop:
 
 
 def _slot(parent: Any, child: Any) -> Optional[str]:
-    for kind in _mro(type(parent)):
+    for kind in mro(type(parent)):
         slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+        for name in (slots,) if is_a(slots, str) else tuple(slots):
             mangled = f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
             try:
                 if object.__getattribute__(parent, mangled) is child:
@@ -639,7 +640,7 @@ _ALWAYS = ("__traceback__", "__cause__", "__context__", "args", "__wrapped__", "
 
 def _is_tensor(node: Any) -> bool:
     torch = _torch.module()
-    return torch is not None and torch.Tensor in _mro(type(node))
+    return torch is not None and torch.Tensor in mro(type(node))
 
 
 def hop(parent: Any, child: Any) -> Hop:
@@ -652,14 +653,14 @@ def hop(parent: Any, child: Any) -> Hop:
         except Exception:
             pass
         return Hop(" → its graph", None)
-    if isinstance(parent, types.FrameType):
+    if is_a(parent, types.FrameType):
         for key, value in _locals(parent).items():
             if value is child:
                 return Hop(f" → local `{key}`", None)
         return Hop(" → a value at work", None)
-    if isinstance(parent, dict):
+    if is_a(parent, dict):
         return dict_hop(parent, child, False)
-    if type(parent) in (list, tuple) or isinstance(parent, (list, tuple)):
+    if type(parent) in (list, tuple) or is_a(parent, (list, tuple)):
         index = _index(parent, child)
         if index is not None:
             names = getattr(type(parent), "_fields", None)
@@ -670,15 +671,15 @@ def hop(parent: Any, child: Any) -> Hop:
         index = _index(parent, child)
         if index is not None:
             return Hop(f"[{index}]", f"[{index}]")
-    elif isinstance(parent, (set, frozenset)):
+    elif is_a(parent, (set, frozenset)):
         return Hop(" → a member", None)
     kind = type(parent).__name__
-    if isinstance(parent, types.CellType):
+    if is_a(parent, types.CellType):
         return Hop("", ".cell_contents")
     if kind == "_lru_cache_wrapper":
         if getattr(parent, "__wrapped__", None) is not child:
             return Hop(" → its cache", None)
-    if isinstance(parent, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
+    if is_a(parent, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         for name in ("gi_frame", "cr_frame", "ag_frame"):
             frame = getattr(parent, name, None)
             if frame is child:
@@ -700,7 +701,7 @@ def hop(parent: Any, child: Any) -> Hop:
     if space is not None and space is child:
         return Hop("", ".__dict__")
     if space is not None:
-        for key, value in list(space.items()):
+        for key, value in list(dict.items(space)):
             if value is child:
                 return Hop(f".{key}", f".{key}" if str(key).isidentifier() else f".__dict__[{key!r}]")
     name = _slot(parent, child)
@@ -708,7 +709,7 @@ def hop(parent: Any, child: Any) -> Hop:
         return Hop(f".{name}", f".{name}")
     for name in _ALWAYS:
         # Asked of the type first: `__getattr__` of a proxy could do anything.
-        if any(name in base.__dict__ for base in _mro(type(parent))):
+        if any(name in base.__dict__ for base in mro(type(parent))):
             try:
                 if object.__getattribute__(parent, name) is child:
                     return Hop(f".{name}", f".{name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
@@ -74,16 +75,26 @@ def known_classes(torch: Any, dotted: str) -> Set[type]:
     return subclasses(base) if isinstance(base, type) else set()
 
 
+def _plain() -> Any:
+    """A context in which `__torch_function__` of subclasses is not called, where torch has one."""
+    make = dig(module(), "_C.DisableTorchFunctionSubclass")
+    return make() if callable(make) else contextlib.nullcontext()
+
+
 def seen(tensor: Any) -> Optional[Seen]:
     """The storage behind `tensor`; None for those that have none (meta, fake and wrapper tensors)."""
     try:
-        device = str(tensor.device)
-        if device.startswith("meta"):
-            return None
-        storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()
-        nbytes = storage.nbytes()
-        pointer = storage.data_ptr()
-    except Exception:
+        # What a subclass has to say about its tensors does not matter.
+        with _plain():
+            device = str(tensor.device)
+            if device.startswith("meta"):
+                return None
+            storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()
+            nbytes = storage.nbytes()
+            pointer = storage.data_ptr()
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return None
     if not isinstance(nbytes, int) or not isinstance(pointer, int) or nbytes == 0 or pointer == 0:
         return None
@@ -180,9 +191,11 @@ def graph_pool_bytes(torch: Any) -> int:
     """Bytes allocated in private pools (CUDA graphs, MemPool)."""
     total = 0
     for segment in segments(torch):
-        pool = segment.get("segment_pool_id", (0, 0))
-        if tuple(pool) != (0, 0):
-            total += int(segment.get("allocated_size", 0))
+        try:
+            if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
+                total += int(segment.get("allocated_size", 0))
+        except (AttributeError, TypeError, ValueError):  # another layout than any known
+            continue
     return total
 
 
@@ -190,11 +203,14 @@ def active_blocks(torch: Any) -> List[Tuple[int, int]]:
     """Address and size of every block that is handed out."""
     found = []
     for segment in segments(torch):
-        address = int(segment.get("address", 0))
-        for block in segment.get("blocks", []):
-            if block.get("state") == "active_allocated":
-                found.append((int(block.get("address", address)), int(block.get("size", 0))))
-            address += int(block.get("size", 0))
+        try:
+            address = int(segment.get("address", 0))
+            for block in segment.get("blocks", []):
+                if block.get("state") == "active_allocated":
+                    found.append((int(block.get("address", address)), int(block.get("size", 0))))
+                address += int(block.get("size", 0))
+        except (AttributeError, TypeError, ValueError):  # another layout than any known
+            continue
     return found
 
 

@@ -9,6 +9,7 @@ import types
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from . import _holders, _ipython, _memory, _torch
+from ._safe import is_a
 from ._tables import Showable, Shown, Table, Verdict, size
 
 
@@ -181,7 +182,7 @@ def zero(
     in a plain script none are touched. names: False leaves all names. Returns a `Zeroed`, true where nothing is held.
     """
     start = time.monotonic()
-    keep = [keep] if isinstance(keep, str) else list(keep)
+    keep = [keep] if is_a(keep, str) else list(keep)
     done = Zeroed()
     done.dry_run = dry_run
     torch = _torch.module()
@@ -190,7 +191,7 @@ def zero(
         done.names = _ipython.user_names(space, keep)
         going = set(done.names)
         done.kept_names = [name for name in _ipython.user_names(space) if name not in going]
-        done.modules = sum(isinstance(space[name], types.ModuleType) for name in done.names)
+        done.modules = sum(is_a(space[name], types.ModuleType) for name in done.names)
         absent = [name for name in keep if not any(mark in name for mark in "*?[") and name not in space]
         if absent:
             done.remark = "no such name to keep: " + ", ".join(absent)

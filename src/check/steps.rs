@@ -755,7 +755,7 @@ fn resolved<'s>(state: &'s mut State<'_>) -> Option<&'s Resolution> {
 /// "NCCL version 2.30.7+cuda13.2" among the strings of a library: the CUDA version at its end.
 fn nccl_cuda(path: &Path) -> Option<(u64, u64)> {
     use std::io::{Read, Seek, SeekFrom};
-    let mut file = std::fs::File::open(path).ok()?;
+    let mut file = crate::files::open(path).ok()?;
     for (offset, size) in crate::elf::sections_of(path, ".rodata").ok()? {
         let mut bytes = vec![0u8; usize::try_from(size.min(64 << 20)).ok()?];
         file.seek(SeekFrom::Start(offset)).and_then(|_| file.read_exact(&mut bytes)).ok()?;
@@ -1014,7 +1014,7 @@ fn owner_of(sites: &[PathBuf], name: &str) -> Option<String> {
         for entry in std::fs::read_dir(site).into_iter().flatten().flatten() {
             let file = entry.file_name().to_string_lossy().into_owned();
             let Some(stem) = file.strip_suffix(".dist-info") else { continue };
-            let record = std::fs::read_to_string(entry.path().join("RECORD")).unwrap_or_default();
+            let record = crate::files::read_text(&entry.path().join("RECORD")).unwrap_or_default();
             if record.lines().any(|line| line.contains(&end)) {
                 return Some(stem.replacen('-', " ", 1));
             }

@@ -89,7 +89,7 @@ pub fn find(sites: &[PathBuf]) -> Option<PathBuf> {
 /// Reads what the files of `folder` (a `torch` package) say.
 pub fn read(folder: &Path, prefix: &Path, records: &[PrefixRecord], python: Option<&str>) -> Torch {
     let site = folder.parent().unwrap_or(folder);
-    let version_file = std::fs::read_to_string(folder.join("version.py")).unwrap_or_default();
+    let version_file = crate::files::read_text(&folder.join("version.py")).unwrap_or_default();
     let said = |name: &str| assigned(&version_file, name);
     let info = dist_info(site);
     let mut evidence = Vec::new();
@@ -277,7 +277,9 @@ fn dist_info(site: &Path) -> Option<(String, String)> {
         .collect();
     found.sort();
     let path = found.pop()?;
-    let text = std::fs::read(path.join("METADATA")).or_else(|_| std::fs::read(path.join("PKG-INFO"))).unwrap_or_default();
+    let text = crate::files::read(&path.join("METADATA"), crate::files::MOST)
+        .or_else(|_| crate::files::read(&path.join("PKG-INFO"), crate::files::MOST))
+        .unwrap_or_default();
     Some((path.file_name()?.to_string_lossy().into_owned(), String::from_utf8_lossy(&text).into_owned()))
 }
 

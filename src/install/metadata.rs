@@ -689,6 +689,10 @@ fn damage(prefix: &Path, stamp: &Stamp) -> Option<String> {
                 Err(_) => Some(format!("`{path}` is missing")),
                 Ok(metadata) => match size.parse::<u64>() {
                     Ok(size) if metadata.is_file() && metadata.len() != size => Some(format!("`{path}` was changed")),
+                    // A link may be how it was installed.
+                    Ok(_) if !metadata.is_file() && !metadata.is_symlink() => {
+                        Some(format!("`{path}` is {} and no regular file", crate::files::kind(&metadata)))
+                    }
                     _ => None,
                 },
             }

@@ -35,6 +35,7 @@ const SOURCES: &[(&str, &str)] = sources![
     "_magics.py",
     "_memory.py",
     "_restart.py",
+    "_safe.py",
     "_search.py",
     "_tables.py",
     "_torch.py",

@@ -530,7 +530,7 @@ pub(crate) fn site_packages(prefix: &Path) -> Vec<PathBuf> {
 
 /// The metadata of a project that old setuptools linked into the environment: the file holds the folder of the project.
 fn egg_link_metadata(link: &Path) -> Option<PathBuf> {
-    let text = std::fs::read_to_string(link).ok()?;
+    let text = crate::files::read_text(link.as_ref()).ok()?;
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let folder = PathBuf::from(lines.next()?);
     let info = std::fs::read_dir(&folder)
@@ -578,7 +578,9 @@ pub(super) fn pip_distributions(prefix: &Prefix) -> Vec<Distribution> {
             if owned.contains(relative.as_path()) {
                 continue;
             }
-            let text = std::fs::read(&metadata).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+            let text = crate::files::read(&metadata, crate::files::MOST)
+                .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+                .unwrap_or_default();
             let field = |key: &str| {
                 text.lines()
                     .take_while(|line| !line.is_empty())

@@ -67,7 +67,7 @@ impl Installed {
 
 /// tare's record of `name`, if it can be read.
 pub(crate) fn tare_record(prefix: &Path, name: &str) -> Option<TareRecord> {
-    let bytes = std::fs::read(records_folder(prefix).join(format!("{name}.json"))).ok()?;
+    let bytes = crate::files::read(&records_folder(prefix).join(format!("{name}.json")), crate::files::MOST).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn noted(prefix: &Path) -> (Vec<TareRecord>, Vec<String>) {
     files.sort();
     let (mut records, mut damaged) = (Vec::new(), Vec::new());
     for file in files {
-        match std::fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+        match crate::files::read(&file, crate::files::MOST).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
             Some(record) => records.push(record),
             None => damaged.push(file.strip_prefix(prefix).unwrap_or(&file).to_string_lossy().into_owned()),
         }
@@ -105,7 +105,9 @@ pub(crate) fn of(prefix: &Prefix, distribution: &Distribution) -> Installed {
 
 fn read_one(root: &Path, name: String, version: String, info: PathBuf) -> Installed {
     let folder = root.join(&info);
-    let text = |file: &str| std::fs::read(folder.join(file)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let text = |file: &str| {
+        crate::files::read(&folder.join(file), crate::files::MOST).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    };
     let installer = text("INSTALLER").unwrap_or_default().trim().to_owned();
     let metadata = text("METADATA").or_else(|| text("PKG-INFO")).unwrap_or_default();
     let files = text("RECORD").and_then(|text| owned(root, &info, &text));
@@ -147,7 +149,7 @@ pub(crate) fn owned(root: &Path, info: &Path, record: &str) -> Option<Vec<PathBu
 /// The lists cannot be written.
 pub(crate) fn relist(stage: &Path, installed: &Installed) -> Result<Option<TareRecord>> {
     let record = stage.join(&installed.info).join("RECORD");
-    let Some(lines) = std::fs::read_to_string(&record).ok().and_then(|text| record_file::parse(&text).ok()) else { return Ok(None) };
+    let Some(lines) = crate::files::read_text(&record).ok().and_then(|text| record_file::parse(&text).ok()) else { return Ok(None) };
     let Some(site) = installed.info.parent() else { return Ok(None) };
     let mut tare = installed.tare.clone();
     let mut text = String::new();

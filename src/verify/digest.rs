@@ -114,7 +114,7 @@ impl Context<'_> {
             return true;
         }
         let mut head = [0u8; 8];
-        std::fs::File::open(self.root.join(path)).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut head)).is_ok()
+        crate::files::open(&self.root.join(path)).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut head)).is_ok()
             && head[4..8] == [1, 0, 0, 0]
     }
 
@@ -151,7 +151,7 @@ impl Context<'_> {
         if !self.relocatable {
             return Ok(None);
         }
-        let read = || std::fs::read(full).map_err(|error| Error::io("read", full, &error));
+        let read = || crate::files::read(full, crate::files::MOST).map_err(|error| Error::io("read", full, &error));
         let prefix = self.made_for.as_bytes();
         let text = path.to_str().unwrap_or_default();
         if let Some(name) = text.strip_prefix("conda-meta/") {

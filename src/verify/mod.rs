@@ -10,7 +10,6 @@ mod record;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -556,7 +555,7 @@ impl Context<'_> {
 #[cfg(unix)]
 fn is_program(path: &Path) -> bool {
     let mut head = [0u8; 4];
-    let Ok(read) = File::open(path).and_then(|mut file| file.read(&mut head)) else { return false };
+    let Ok(read) = crate::files::open(path).and_then(|mut file| file.read(&mut head)) else { return false };
     head[..read].starts_with(b"#!") || head[..read] == *b"\x7fELF" || head[..read] == [0xcf, 0xfa, 0xed, 0xfe]
 }
 
@@ -574,7 +573,7 @@ fn read_all(path: &Path, mut each: impl FnMut(&[u8])) -> std::io::Result<u64> {
         static BUFFER: std::cell::RefCell<Vec<u8>> = std::cell::RefCell::new(vec![0; 256 << 10]);
     }
     BUFFER.with_borrow_mut(|buffer| {
-        let mut file = File::open(path)?;
+        let mut file = crate::files::open(path)?;
         let mut total = 0;
         loop {
             let read = match file.read(buffer) {
@@ -691,7 +690,7 @@ fn stamped(root: &Path, stamp: Option<&Stamp>) -> Vec<Finding> {
             Ok(_) => {}
         }
     }
-    let state = std::fs::read(root.join("conda-meta/state")).ok().map(|bytes| hex_text(&Sha256::digest(&bytes)));
+    let state = crate::files::read(&root.join("conda-meta/state"), crate::files::MOST).ok().map(|bytes| hex_text(&Sha256::digest(&bytes)));
     if state != stamp.state_sha256 {
         found.push(Finding {
             detail: Some("the variables are not those the environment was made with".to_owned()),
@@ -747,7 +746,7 @@ fn dependencies(records: &[PrefixRecord]) -> Vec<Finding> {
 
 /// A virtual environment names its place in its scripts.
 fn venv_moved(root: &Path) -> Option<Finding> {
-    let text = std::fs::read_to_string(root.join("bin/activate")).ok()?;
+    let text = crate::files::read_text(&root.join("bin/activate")).ok()?;
     let line = text.lines().map(str::trim).find(|line| line.starts_with("VIRTUAL_ENV=") || line.contains("export VIRTUAL_ENV=/"))?;
     let value = line.rsplit_once("VIRTUAL_ENV=")?.1.trim_matches(['"', '\'']).to_owned();
     let made_for = PathBuf::from(&value);

@@ -63,14 +63,14 @@ pub(super) fn stale(root: &Path, site_packages: &[PathBuf]) -> Vec<Finding> {
         .par_iter()
         .filter_map(|pyc| {
             let mut head = [0u8; 16];
-            let mut file = std::fs::File::open(pyc).ok()?;
+            let mut file = crate::files::open(pyc).ok()?;
             std::io::Read::read_exact(&mut file, &mut head).ok()?;
             if head[4..8] != [1, 0, 0, 0] {
                 return None;
             }
             let name = pyc.file_name()?.to_str()?;
             let source = pyc.parent()?.parent()?.join(format!("{}.py", name.split(".cpython-").next()?));
-            let source = std::fs::read(source).ok()?;
+            let source = crate::files::read(&source, crate::files::MOST).ok()?;
             is_stale(&head, &source).then(|| Finding {
                 fault: Fault::StalePyc,
                 path: pyc.strip_prefix(root).unwrap_or(pyc).to_string_lossy().into_owned(),

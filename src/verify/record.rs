@@ -27,7 +27,7 @@ pub(super) fn check(
     owned.insert(distribution.path.clone());
     let info = root.join(&distribution.path);
     let record = distribution.path.join("RECORD");
-    let text = match std::fs::read(root.join(&record)) {
+    let text = match crate::files::read(&root.join(&record), crate::files::MOST) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(_) => {
             own_without_record(root, distribution, site, owned);
@@ -126,7 +126,7 @@ pub(super) fn noted(root: &Path, distributions: &[Distribution], owned: &mut Has
         if there.is_some_and(|there| there.path != Path::new(&record.dist_info)) {
             continue;
         }
-        let installer = std::fs::read_to_string(root.join(&record.dist_info).join("INSTALLER")).unwrap_or_default();
+        let installer = crate::files::read_text(&root.join(&record.dist_info).join("INSTALLER")).unwrap_or_default();
         if !matches!(installer.trim(), "" | INSTALLER) {
             // The same version once more, by another tool.
             continue;
@@ -197,11 +197,11 @@ fn mode(_: &Path, _: &Path, _: &str) -> Option<Finding> {
 fn own_without_record(root: &Path, distribution: &Distribution, site: &Path, owned: &mut HashSet<PathBuf>) {
     let info = root.join(&distribution.path);
     own_all(root, &distribution.path, owned);
-    if let Ok(text) = std::fs::read_to_string(info.join("installed-files.txt")) {
+    if let Ok(text) = crate::files::read_text(&info.join("installed-files.txt")) {
         owned.extend(text.lines().filter_map(|line| inside(&distribution.path, line)));
         return;
     }
-    let text = std::fs::read_to_string(info.join("top_level.txt")).unwrap_or_default();
+    let text = crate::files::read_text(&info.join("top_level.txt")).unwrap_or_default();
     let modules: Vec<String> = text.lines().map(|line| line.trim().to_owned()).chain([distribution.name.replace('-', "_")]).collect();
     for module in modules.iter().filter(|module| !module.is_empty()) {
         own_all(root, &site.join(module), owned);
@@ -235,7 +235,7 @@ pub(super) fn unmet(root: &Path, distributions: &[Distribution]) -> Vec<Finding>
                 Some("egg-info") => entry.path(),
                 _ => continue,
             };
-            let text = String::from_utf8_lossy(&std::fs::read(metadata).unwrap_or_default()).into_owned();
+            let text = String::from_utf8_lossy(&crate::files::read(&metadata, crate::files::MOST).unwrap_or_default()).into_owned();
             let field = |key: &str| text.lines().take_while(|line| !line.is_empty()).find_map(|line| line.strip_prefix(key)).map(str::trim);
             if let (Some(name), Some(version)) = (field("Name:"), field("Version:")) {
                 versions.insert(prefix::normalize(name), version.to_owned());

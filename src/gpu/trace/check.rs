@@ -1,10 +1,55 @@
 //! Whether the figures of a snapshot agree with each other. PyTorch writes segments whose blocks cover them exactly, and whose sums are
 //! those of the blocks; a file in which that does not hold was damaged or changed by hand, and what is told from it is a guess.
 
-use super::model::{BlockState, Segment, Snapshot};
+use super::model::{Action, BlockState, Segment, Snapshot};
+use crate::error::{Error, Result};
 
 /// Kinds of contradictions.
 const KINDS: usize = 6;
+
+/// More bytes than any card has, and still far from where sums of 64 bits end.
+const ABSURD: u64 = 1 << 46;
+/// Addresses above it belong to no program.
+const TOP: u64 = 1 << 63;
+
+/// Refuses what cannot be reckoned with: sizes that no card has, addresses that no program has, segments smaller than their blocks. Lesser damage is
+/// told by [`contradictions`].
+///
+/// # Errors
+/// The first such thing, with its address or its number.
+pub fn possible(snapshot: &Snapshot, device: u32) -> Result<()> {
+    let refuse = |why: String| Error::failure("the recorded state is impossible").because(why).hint("the file is damaged: record it again");
+    let real = |address: u64, size: u64| size < ABSURD && address < TOP;
+    for segment in snapshot.segments_of(device) {
+        let at = segment.address;
+        if !real(at, segment.total_size) || !real(0, segment.allocated_size.max(segment.active_size).max(segment.requested_size)) {
+            return Err(refuse(format!("the segment at {at:#x} is said to have {} bytes", segment.total_size)));
+        }
+        let mut sum = 0u64;
+        for block in &segment.blocks {
+            if !real(block.address, block.size) || !real(0, block.requested_size) {
+                return Err(refuse(format!("the block at {:#x} of the segment at {at:#x} has {} bytes", block.address, block.size)));
+            }
+            sum = sum.saturating_add(block.size);
+        }
+        if sum > segment.total_size {
+            return Err(refuse(format!("the segment at {at:#x} has {} bytes, and its blocks have {sum}", segment.total_size)));
+        }
+    }
+    let sum = snapshot.segments_of(device).fold(0u64, |sum, segment| sum.saturating_add(segment.total_size));
+    if sum >= ABSURD {
+        return Err(refuse(format!("its segments have {sum} bytes in all")));
+    }
+    let entries = usize::try_from(device).ok().and_then(|device| snapshot.traces.get(device)).map_or(&[][..], Vec::as_slice);
+    for (number, entry) in entries.iter().enumerate() {
+        // A program may ask for anything; what it did not get has no address.
+        let asked = matches!(entry.action, Action::Oom);
+        if !asked && !real(entry.addr, entry.size) {
+            return Err(refuse(format!("event {number} is about {} bytes at {:#x}", entry.size, entry.addr)));
+        }
+    }
+    Ok(())
+}
 
 /// What contradicts itself in the segments of a device, one sentence for each kind; empty for a sound file.
 ///
@@ -91,6 +136,63 @@ mod tests {
             {{"address": {}, "size": 1024, "requested_size": 0, "state": "inactive"}}]}}"#,
             address + 1024
         )
+    }
+
+    #[test]
+    fn what_cannot_be_reckoned_with_is_refused() {
+        let told = |text: &str| {
+            let snapshot = read_bytes(text.as_bytes(), &Limits::default()).unwrap();
+            possible(&snapshot, 0).err().map(|error| error.causes()[0].to_string()).unwrap_or_default()
+        };
+        let good = format!("{{\"segments\": [{}], \"device_traces\": [[]]}}", segment(4096, 2048, 1024, 1000));
+        assert_eq!(told(&good), "");
+        assert_eq!(
+            told(&good.replace("\"total_size\": 2048", "\"total_size\": 1024")),
+            "the segment at 0x1000 has 1024 bytes, and its blocks have 2048"
+        );
+        assert_eq!(told(&good.replace("\"total_size\": 2048,", "")), "the segment at 0x1000 has 0 bytes, and its blocks have 2048");
+        let huge = format!("\"total_size\": {}", u64::MAX);
+        assert_eq!(told(&good.replace("\"total_size\": 2048", &huge)), format!("the segment at 0x1000 is said to have {} bytes", u64::MAX));
+        let far =
+            good.replace("[[]]", &format!("[[{{\"action\": \"alloc\", \"addr\": {}, \"size\": 4096, \"stream\": 0}}]]", u64::MAX - 100));
+        assert_eq!(told(&far), format!("event 0 is about 4096 bytes at {:#x}", u64::MAX - 100));
+    }
+
+    /// Numbers of a sound file replaced by others: an answer or an error, and never a panic (the tests look for overflows).
+    #[test]
+    fn damaged_numbers_are_answers_or_errors() {
+        let events: Vec<String> = (0..12)
+            .map(|n| {
+                format!(
+                    "{{\"action\": \"{}\", \"addr\": {}, \"size\": 512, \"stream\": 0}}",
+                    ["alloc", "free_requested", "free_completed"][n % 3],
+                    5120 + n / 3 * 512
+                )
+            })
+            .collect();
+        let text = format!("{{\"segments\": [{}], \"device_traces\": [[{}]]}}", segment(4096, 2048, 1024, 1000), events.join(","));
+        let numbers: Vec<(usize, usize)> = {
+            let bytes = text.as_bytes();
+            let mut found = Vec::new();
+            let mut at = 0;
+            while at < bytes.len() {
+                let len = bytes[at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+                if len > 0 {
+                    found.push((at, len));
+                }
+                at += len.max(1);
+            }
+            found
+        };
+        let others = ["0", "1", "512", "4096", "5119", "1099511627776", "9223372036854775807", "18446744073709551615"];
+        for (at, len) in numbers {
+            for other in others {
+                let damaged = format!("{}{other}{}", &text[..at], &text[at + len..]);
+                let Ok(snapshot) = read_bytes(damaged.as_bytes(), &Limits::default()) else { continue };
+                let _ = crate::gpu::trace::report::report(&snapshot, &Default::default());
+                let _ = crate::gpu::trace::whatif::what_if(&snapshot, &Default::default());
+            }
+        }
     }
 
     #[test]

@@ -344,6 +344,7 @@ pub fn detect(snapshot: &Snapshot, options: &ReplayOptions) -> Result<Replayed> 
         let known = snapshot.devices().iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         return Err(Error::usage(format!("the snapshot has nothing of device {device}")).hint(format!("devices in it: {known}")));
     }
+    check::possible(snapshot, device)?;
     let (recorded, mut notes) = recorded_config(snapshot);
     let config = match &options.config {
         Some(config) => {

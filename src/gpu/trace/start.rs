@@ -224,7 +224,8 @@ pub fn reconstruct<F: Fn(u64) -> u64>(snapshot: &Snapshot, device: u32, cutting:
         };
         let slack = range.class == SizeClass::Large && !range.expandable && !cutting.expandable;
         let inside: Vec<(StartBlock, Option<usize>)> = live.range(address..range.end).map(|(_, block)| *block).collect();
-        outside -= inside.len();
+        // Where segments overlap, a block is inside more than once.
+        outside = outside.saturating_sub(inside.len());
         let mut at = address;
         for (position, (block, freed)) in inside.iter().enumerate() {
             if block.address < at {
