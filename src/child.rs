@@ -200,10 +200,7 @@ impl Running {
             }
             self.done = true;
         }
-        if let Some(mut watcher) = self.watcher.take() {
-            let _ = watcher.shell.kill();
-            let _ = watcher.shell.wait();
-        }
+        end_watcher(self.watcher.take());
     }
 }
 
@@ -284,6 +281,60 @@ impl Lines<'_> {
     }
 }
 
+/// A program that is talked to. It and what it starts end when this is dropped, and when this process ends, however that comes.
+pub(crate) struct Talk(Running);
+
+impl Talk {
+    /// Starts `command`, whose streams are set up by the caller.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(command: &mut Command) -> std::io::Result<Talk> {
+        let watcher = Watcher::start();
+        join_group(command, watcher.as_ref());
+        match spawn(command, None) {
+            Ok(child) => Ok(Talk(Running { child, watcher, descendants: Descendants::Kill, done: false })),
+            Err(error) => {
+                end_watcher(watcher);
+                Err(error)
+            }
+        }
+    }
+
+    /// The program, for its streams.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.0.child
+    }
+
+    /// Waits for its end, and ends what it has left behind.
+    ///
+    /// # Errors
+    /// As for [`Child::wait`].
+    pub fn wait(mut self) -> std::io::Result<ExitStatus> {
+        let status = self.0.child.wait()?;
+        self.0.done = true;
+        Ok(status)
+    }
+}
+
+/// The program goes into the group that the watcher leads; without one it leads its own.
+fn join_group(command: &mut Command, watcher: Option<&Watcher>) {
+    #[cfg(unix)]
+    {
+        let group = watcher.and_then(|watcher| i32::try_from(watcher.shell.id()).ok()).unwrap_or(0);
+        std::os::unix::process::CommandExt::process_group(command, group);
+    }
+    #[cfg(not(unix))]
+    let _ = (command, watcher);
+}
+
+fn end_watcher(watcher: Option<Watcher>) {
+    if let Some(mut watcher) = watcher {
+        let _ = watcher.shell.kill();
+        let _ = watcher.shell.wait();
+    }
+}
+
 /// Runs `command` with nothing on stdin. Blocks until it has ended, or was made to: see [`Limits`].
 pub fn run(command: Command, limits: &Limits<'_>) -> Ran {
     execute(command, limits, None)
@@ -301,19 +352,12 @@ fn execute(mut command: Command, limits: &Limits<'_>, mut lines: Option<Lines<'_
     let mut watcher = None;
     if limits.descendants == Descendants::Kill {
         watcher = Watcher::start();
-        #[cfg(unix)]
-        {
-            let group = watcher.as_ref().and_then(|watcher| i32::try_from(watcher.shell.id()).ok()).unwrap_or(0);
-            std::os::unix::process::CommandExt::process_group(&mut command, group);
-        }
+        join_group(&mut command, watcher.as_ref());
     }
     let child = match spawn(&mut command, limits.deadline) {
         Ok(child) => child,
         Err(error) => {
-            if let Some(mut watcher) = watcher {
-                let _ = watcher.shell.kill();
-                let _ = watcher.shell.wait();
-            }
+            end_watcher(watcher);
             let ended = Ended::NotStarted(error.to_string());
             return Ran { ended, stdout: Vec::new(), stderr: Vec::new(), elapsed: started.elapsed() };
         }
@@ -464,6 +508,33 @@ mod tests {
             assert!(Instant::now() < until, "{pid} is still there");
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    #[test]
+    fn who_is_talked_to_ends_with_the_talk() {
+        use std::io::{BufRead, BufReader};
+        let mut command = shell("sleep 300 & echo $$ $!; read line; exit 4");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let begin = |command: &mut Command| {
+            let mut talk = Talk::start(command).unwrap();
+            let mut line = String::new();
+            BufReader::new(talk.child().stdout.take().unwrap()).read_line(&mut line).unwrap();
+            let pids: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+            assert!(pids.len() == 2 && pids.iter().all(|pid| alive(pid)), "{line}");
+            (talk, pids)
+        };
+        let (talk, mut pids) = begin(&mut command);
+        drop(talk);
+        let (mut talk, more) = begin(&mut command);
+        drop(talk.child().stdin.take());
+        assert_eq!(talk.wait().unwrap().code(), Some(4));
+        pids.extend(more);
+        let until = Instant::now() + Duration::from_secs(5);
+        while let Some(pid) = pids.iter().find(|pid| alive(pid)) {
+            assert!(Instant::now() < until, "{pid} is still there");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(Talk::start(&mut Command::new("/no/such/program")).is_err());
     }
 
     #[test]

@@ -187,7 +187,9 @@ fn place(options: &Options, prepared: &Prepared, settings: &Settings) -> Result<
 
 /// Where environments are looked for.
 pub fn places(settings: &Settings) -> Places {
-    Places::new(settings.envs_dirs.value.clone(), settings.home.clone(), |name| std::env::var(name).ok())
+    let mut places = Places::new(settings.envs_dirs.value.clone(), settings.home.clone(), |name| std::env::var(name).ok());
+    places.only_root = settings.root.value.is_some() && settings.root.is_of_this_call();
+    places
 }
 
 /// Why the environment is not what the request would make; `None` if it is. Nothing is solved for that: an equal request

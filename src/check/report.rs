@@ -324,14 +324,7 @@ pub fn store(report: &Report) -> Result<Option<PathBuf>> {
 /// # Errors
 /// The folder is not there, or the file cannot be written.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    let builder = builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut file = builder.tempfile_in(folder).map_err(|error| Error::io("write", path, &error))?;
-    std::io::Write::write_all(&mut file, bytes).map_err(|error| Error::io("write", path, &error))?;
-    file.persist(path).map_err(|error| Error::io("write", path, &error.error))?;
-    Ok(())
+    crate::files::write_whole(path, bytes).map_err(|error| Error::io("write", path, &error))
 }
 
 /// The last check of an environment, as it was stored.

@@ -78,7 +78,7 @@ pub fn write(exported: &Exported, format: Format, output: &OutputArgs, context: 
     }
     match &output.output {
         Some(path) if path != Path::new("-") => {
-            fs_err::write(path, &exported.text).map_err(|error| Error::io("write", path, &error))?;
+            crate::files::write_whole(path, exported.text.as_bytes()).map_err(|error| Error::io("write", path, &error))?;
             printer.json(&json!({ "format": format.name(), "path": path }));
             printer.detail(&format!("wrote `{}`", path.display()));
         }

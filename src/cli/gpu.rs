@@ -533,14 +533,7 @@ pub(super) fn check_out(out: &std::path::Path, input: Option<&std::path::Path>) 
 }
 
 fn write(out: &std::path::Path, page: &str, printer: &Printer) -> Result<()> {
-    // Whole or not at all: a reader never sees half a page.
-    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    // The umask has its say, as for every file.
-    let builder = builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut file = builder.tempfile_in(folder).map_err(|error| Error::io("write", out, &error))?;
-    std::io::Write::write_all(&mut file, page.as_bytes()).map_err(|error| Error::io("write", out, &error))?;
-    file.persist(out).map_err(|error| Error::io("write", out, &error.error))?;
+    crate::files::write_whole(out, page.as_bytes()).map_err(|error| Error::io("write", out, &error))?;
     printer.note(&format!("wrote `{}` ({})", out.display(), crate::ui::human_bytes(page.len() as u64)));
     Ok(())
 }

@@ -41,6 +41,11 @@ impl<T> Sourced<T> {
     pub fn flag(value: T) -> Self {
         Sourced { value, source: "flag".to_owned() }
     }
+
+    /// Whether a flag or a variable gives it, and no file.
+    pub fn is_of_this_call(&self) -> bool {
+        self.source == "flag" || self.source.starts_with("env ")
+    }
 }
 
 /// How TLS certificates are checked.

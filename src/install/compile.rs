@@ -7,6 +7,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
 use rattler_conda_types::Subdir;
 use rattler_conda_types::prefix_record::{PathType, PathsEntry};
@@ -14,6 +16,7 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use super::cancel::Cancel;
 use super::metadata::set_mode;
+use crate::child::Talk;
 use crate::error::{Error, Result};
 use crate::report::{Progress, TaskId};
 
@@ -148,7 +151,8 @@ pub(crate) fn compile(
     }
     let interpreter = stage.join(python);
     let workers = std::thread::available_parallelism().map_or(2, usize::from);
-    let mut child = match Command::new(&interpreter)
+    let mut command = Command::new(&interpreter);
+    command
         .args(["-S", "-B", "-s", "-c", DRIVER])
         .args([workers.to_string(), version.0.to_string(), version.1.to_string()])
         .env_clear()
@@ -159,12 +163,13 @@ pub(crate) fn compile(
         .current_dir("/")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-    {
-        Ok(child) => child,
+        .stderr(Stdio::piped());
+    // It writes into the stage, which the next run removes should this one be killed: it must not outlive it.
+    let mut talk = match Talk::start(&mut command) {
+        Ok(talk) => talk,
         Err(error) => return Ok(Outcome::CannotRun(format!("`{}` does not start: {error}", python.display()))),
     };
+    let child = talk.child();
     let (Some(mut stdin), Some(stdout), Some(mut stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take()) else {
         return Err(Error::failure("cannot talk to the Python interpreter"));
     };
@@ -173,11 +178,28 @@ pub(crate) fn compile(
         let _ = std::io::Read::read_to_string(&mut stderr, &mut text);
         text
     });
-    let mut answers = BufReader::new(stdout).lines();
-    let ready = matches!(answers.next(), Some(Ok(line)) if line == "ready");
+    // On a thread, so that Ctrl-C, which does not reach the group of the interpreter, is seen between two answers. The channel ends with the stream.
+    let (sender, answers) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(|line| line.ok()) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let next = || -> Result<Option<String>> {
+        loop {
+            match answers.recv_timeout(Duration::from_millis(50)) {
+                Ok(line) => return Ok(Some(line)),
+                Err(RecvTimeoutError::Timeout) => cancel.check()?,
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            }
+        }
+    };
+    let ready = next()?.is_some_and(|line| line == "ready");
     if !ready {
         drop(stdin);
-        let status = child.wait();
+        let status = talk.wait();
         let text = errors.join().unwrap_or_default();
         let why = text
             .trim()
@@ -198,13 +220,8 @@ pub(crate) fn compile(
     drop(stdin);
     let mut made: Vec<Option<Vec<(String, String)>>> = vec![None; jobs.len()];
     let mut files_done = 0;
-    for line in answers.by_ref() {
-        if cancel.is_cancelled() {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(super::cancel::interrupted());
-        }
-        let Ok(line) = line else { break };
+    while let Some(line) = next()? {
+        cancel.check()?;
         let parsed = line
             .split_once(' ')
             .and_then(|(number, list)| Some((number.parse::<usize>().ok()?, serde_json::from_str::<Vec<(String, String)>>(list).ok()?)));
@@ -216,7 +233,7 @@ pub(crate) fn compile(
             *slot = Some(list);
         }
     }
-    let status = child.wait().map_err(|error| Error::failure("the Python interpreter cannot be waited for").because(error))?;
+    let status = talk.wait().map_err(|error| Error::failure("the Python interpreter cannot be waited for").because(error))?;
     let text = errors.join().unwrap_or_default();
     if !status.success() || written.is_err() || made.iter().any(Option::is_none) {
         let why = text.trim().lines().last().map_or_else(|| status.to_string(), str::to_owned);

@@ -284,6 +284,54 @@ impl Installed {
 /// (kind network) or is not what it should be (kind verification); no room; files clash; cancelled (kind interrupted). In every case the target
 /// is as it was. One exception: an allowed post-link script that fails; it runs in the finished environment, which stays.
 pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, progress: Arc<dyn Progress>) -> Result<Installed> {
+    let started = Instant::now();
+    let held = hold(&plan.prefix, &plan.command, plan.lock_timeout, &plan.cancel, &*progress).await?;
+    let waited = started.elapsed();
+    let mut installed = create_held(plan, held, cache, client, progress).await?;
+    installed.seconds.lock += waited.as_secs_f64();
+    Ok(installed)
+}
+
+/// A prefix that nobody else changes, with what killed runs left tidied up.
+pub(crate) struct Held {
+    lock: PrefixLock,
+    recovered: Recovered,
+}
+
+/// Waits for the lock of a prefix, whose parent folder is made, takes it, and tidies up.
+///
+/// # Errors
+/// As [`PrefixLock::acquire`] and [`recover`].
+pub(crate) async fn hold(
+    prefix: &Path,
+    command: &[String],
+    timeout: Option<Duration>,
+    cancel: &Cancel,
+    progress: &dyn Progress,
+) -> Result<Held> {
+    let prefix = resolve_prefix(prefix)?;
+    let parent = prefix.parent().unwrap_or(Path::new("/"));
+    fs_err::create_dir_all(parent).map_err(|error| Error::io("create the folder", parent, &error))?;
+    let lock = PrefixLock::acquire(&prefix, command, timeout, progress, cancel).await?;
+    let recovered = recover(&prefix)?;
+    if recovered.removed > 0 || recovered.rolled_forward {
+        progress.note("tidied up after an interrupted run");
+    }
+    Ok(Held { lock, recovered })
+}
+
+/// As [`create_with`], under a lock that is held already.
+///
+/// # Errors
+/// As [`create_with`].
+pub(crate) async fn create_held(
+    plan: &Plan,
+    held: Held,
+    cache: &PackageCache,
+    client: LazyClient,
+    progress: Arc<dyn Progress>,
+) -> Result<Installed> {
+    let Held { lock, recovered } = held;
     let prefix = resolve_prefix(&plan.prefix)?;
     let mut seconds = Seconds::default();
     let mut clock = Instant::now();
@@ -291,13 +339,6 @@ pub async fn create_with(plan: &Plan, cache: &PackageCache, client: LazyClient, 
         *slot = clock.elapsed().as_secs_f64();
         clock = Instant::now();
     };
-    let parent = prefix.parent().unwrap_or(Path::new("/")).to_owned();
-    fs_err::create_dir_all(&parent).map_err(|error| Error::io("create the folder", &parent, &error))?;
-    let lock = PrefixLock::acquire(&prefix, &plan.command, plan.lock_timeout, &*progress, &plan.cancel).await?;
-    let recovered = recover(&prefix)?;
-    if recovered.removed > 0 || recovered.rolled_forward {
-        progress.note("tidied up after an interrupted run");
-    }
     let placing = accept_target(&prefix, plan.replace, plan.override_frozen)?;
     lap(&mut seconds.lock);
 
@@ -379,6 +420,7 @@ pub(crate) async fn fetch_both(plan: &Plan, cache: &PackageCache, client: LazyCl
             wheels::check_usable(pypi, plan.subdir, &wheels)?;
         }
         let (packages, mut locks) = fetcher.fetch_all(&records).await?;
+        target::refuse_unquotable(&plan.prefix, &packages, &wheels)?;
         let Some(held) = wheel_fetcher.hold(&wheels).await? else { continue };
         locks.extend(held);
         let layers = packages.iter().map(|package| fetch::layer_of(cache, &package.folder)).collect();

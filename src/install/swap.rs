@@ -71,6 +71,17 @@ pub(crate) fn remove_tree(path: &Path) -> std::io::Result<()> {
     {
         return Err(std::io::Error::new(ErrorKind::ResourceBusy, format!("something is mounted at `{}`", point.display())));
     }
+    // What a killed run had started may still be writing for a moment.
+    for _ in 0..20 {
+        match remove_once(path) {
+            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => std::thread::sleep(std::time::Duration::from_millis(50)),
+            done => return done,
+        }
+    }
+    remove_once(path)
+}
+
+fn remove_once(path: &Path) -> std::io::Result<()> {
     match std::fs::remove_dir_all(path) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -405,6 +416,30 @@ mod tests {
 
     fn what(prefix: &Path) -> String {
         std::fs::read_to_string(prefix.join("what")).unwrap()
+    }
+
+    #[test]
+    fn a_tree_that_is_written_to_for_a_moment_more_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = folder.path().join("tree/deep");
+        std::fs::create_dir_all(&tree).unwrap();
+        let until = std::time::Instant::now() + std::time::Duration::from_millis(300);
+        let writer = std::thread::spawn({
+            let tree = tree.clone();
+            move || {
+                let mut number = 0;
+                while std::time::Instant::now() < until {
+                    let _ = std::fs::write(tree.join(number.to_string()), "x");
+                    number += 1;
+                }
+            }
+        });
+        while std::time::Instant::now() + std::time::Duration::from_millis(250) < until {
+            std::thread::yield_now();
+        }
+        remove_tree(&folder.path().join("tree")).unwrap();
+        writer.join().unwrap();
+        assert!(!folder.path().join("tree").exists());
     }
 
     fn names(folder: &Path) -> Vec<String> {

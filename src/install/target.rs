@@ -4,8 +4,10 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
+use super::fetch::Cached;
 use super::metadata::Stamp;
 use crate::error::{Error, Result};
+use crate::pypi::fetch::CachedWheel;
 
 /// What a path is before an environment is made there.
 #[derive(Debug)]
@@ -105,6 +107,52 @@ pub fn state_of_target(prefix: &Path) -> Result<TargetState> {
     }
     let mut entries = std::fs::read_dir(prefix).map_err(|error| Error::io("read the folder", prefix, &error))?;
     Ok(if entries.next().is_none() { TargetState::EmptyFolder } else { TargetState::Foreign })
+}
+
+/// Longest prefix, in bytes, with which the head of a script names its interpreter without a shell (Linux takes 127 bytes of it), with room for the name
+/// of the interpreter.
+const LONGEST_PLAIN: usize = 96;
+
+/// Refuses a prefix that would run as a program: where a path has blanks or is long, scripts begin with `'''exec' "PREFIX/bin/python"`, which both a shell
+/// and Python read. Nothing is said where no package has such a script.
+///
+/// # Errors
+/// Usage: the characters, and a package with a script.
+pub(crate) fn refuse_unquotable(prefix: &Path, packages: &[Cached], wheels: &[CachedWheel]) -> Result<()> {
+    let prefix = resolve_prefix(prefix)?;
+    let Some(text) = prefix.to_str() else { return Ok(()) };
+    if !text.contains(char::is_whitespace) && text.len() <= LONGEST_PLAIN {
+        return Ok(());
+    }
+    let Some(bad) = ["$", "`", "\"", "\\", "'''"].into_iter().find(|bad| text.contains(bad)) else { return Ok(()) };
+    let package =
+        packages.iter().filter(|package| has_script(package)).map(|package| package.record.package_record.name.as_normalized().to_owned());
+    let wheel = wheels
+        .iter()
+        .filter(|wheel| !wheel.about.entry_points.is_empty() || wheel.about.files.iter().any(|entry| entry.shebang))
+        .map(|wheel| wheel.ready.record.name.to_string());
+    let Some(name) = package.chain(wheel).next() else { return Ok(()) };
+    let why = if text.contains(char::is_whitespace) { "has blanks" } else { "is long" };
+    Err(Error::usage(format!("`{text}` cannot be an environment with `{name}`"))
+        .because(format!("the path {why}, so the scripts of `{name}` name it in a line for the shell, to which {bad} means something"))
+        .hint("choose a path of letters, digits, `-`, `_` and `.`: -p PATH"))
+}
+
+fn has_script(package: &Cached) -> bool {
+    let points = package.link.as_ref().is_some_and(
+        |link| matches!(&link.noarch, rattler_conda_types::package::NoArchLinks::Python(points) if !points.entry_points.is_empty()),
+    );
+    let begins = |path: &Path| {
+        let mut head = [0; 2];
+        std::fs::File::open(path).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut head)).is_ok_and(|()| head == *b"#!")
+    };
+    // A Python package without an architecture gets the path of its interpreter also where nothing has a placeholder.
+    let noarch = package.index.noarch.is_python();
+    points
+        || package.paths.paths.iter().any(|entry| {
+            (entry.prefix_placeholder.is_some() || noarch && entry.relative_path.starts_with("python-scripts"))
+                && begins(&package.folder.join(&entry.relative_path))
+        })
 }
 
 /// The name of the environment folder.

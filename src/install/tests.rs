@@ -230,6 +230,30 @@ fn two_packages(world: &World) -> Vec<RepoDataRecord> {
 }
 
 #[tokio::test]
+async fn a_path_that_a_shell_would_run_is_refused_where_scripts_hold_it() {
+    let world = World::new();
+    let scripts = two_packages(&world);
+    let python = recipe("python").version("3.11.1").program("bin/python3.11", "#!/bin/sh\n");
+    let points = vec![world.build(&python), world.build(&recipe("points").noarch(&["run = points:start"]))];
+    let long = "l".repeat(100);
+    for name in ["a $(b)", "a `b`", "a \"b", "a \\b", "a '''b", &format!("{long}$(b)")] {
+        for records in [&scripts, &points] {
+            let plan = world.plan(name, records);
+            let error = world.create(&plan).await.unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{name}: {error}");
+            assert!(error.message().contains("cannot be an environment with") && !error.hints().is_empty(), "{error}");
+            assert!(!plan.prefix.exists(), "{name}");
+        }
+        // Nothing in it names the path to a shell.
+        world.create(&world.plan(name, &scripts[1..])).await.unwrap();
+    }
+    // These mean nothing between double quotes, or there is no line for a shell.
+    for name in ["it's b", "a;b c", "x$(b)"] {
+        world.create(&world.plan(name, &scripts)).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn an_environment_is_made_whole_with_all_its_metadata() {
     let world = World::new();
     let mut plan = world.plan("e", &two_packages(&world));

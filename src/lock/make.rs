@@ -212,7 +212,7 @@ fn held(old: &LockedPypi) -> Option<(pypi::Name, pypi::Version)> {
 
 /// The lock that is there already, and its bytes.
 fn older(options: &MakeOptions) -> Result<(Option<Vec<u8>>, Option<Lock>)> {
-    let bytes = match fs_err::read(&options.output) {
+    let bytes = match crate::files::read(&options.output, crate::spec::source::MAX_TEXT as u64) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok((None, None)),
         Err(error) => return Err(Error::io("read the lock", &options.output, &error)),

@@ -480,7 +480,7 @@ pub fn read_file(path: &Path, options: &ReadOptions) -> Result<Lock> {
 /// # Errors
 /// The file cannot be read (kind usage), with a hint where there is none.
 pub fn read_bytes(path: &Path) -> Result<Vec<u8>> {
-    fs_err::read(path).map_err(|error| {
+    crate::files::read_input(path, crate::spec::source::MAX_TEXT as u64).map_err(|error| {
         let made = Error::io("read the lock", path, &error).with_kind(crate::error::Kind::Usage);
         match error.kind() {
             std::io::ErrorKind::NotFound => made.hint("to make one: tare lock -f environment.yml"),
@@ -497,7 +497,12 @@ pub fn read_bytes(path: &Path) -> Result<Vec<u8>> {
 pub fn read(name: &str, bytes: &[u8], options: &ReadOptions) -> Result<Lock> {
     let text =
         Text::decode(name, bytes, options.base_dir.clone()).map_err(|error| error.context(format!("cannot read the lock `{name}`")))?;
-    let read = match detect(name, &text.text) {
+    let detected = detect(name, &text.text);
+    // The readers of these take quadratic time for deep nesting.
+    if matches!(detected, Some(Detected::CondaLock | Detected::Pixi)) {
+        crate::spec::yaml::refuse_deep(&text).map_err(|error| error.context(format!("cannot read the lock `{name}`")))?;
+    }
+    let read = match detected {
         Some(Detected::Pylock) => pylock::read(&text),
         Some(Detected::Explicit) => explicit::read(&text, options),
         Some(Detected::CondaLock) => conda_lock::read(&text, options),

@@ -126,33 +126,8 @@ pub async fn sync(options: &SyncOptions, settings: &Settings, progress: Arc<dyn 
     refuse_what_cannot_be_installed(&lock, platform, options, &*progress)?;
     let prefix = place(options, &lock, settings)?;
     let variables = lock.provenance.variables.clone();
-    let state = install::state_of_target(&prefix)?;
-    let mut replace = false;
-    if let TargetState::Environment(existing) = &state {
-        let pypi = if options.no_pip { Some(None) } else { pypi_digest(platform, options) };
-        let same = platform.complete
-            && existing.stamp.as_ref().zip(pypi).is_some_and(|(stamp, pypi)| {
-                stamp.pypi_digest == pypi
-                    && is_same(stamp, &existing.prefix, platform, &variables)
-                    && is_intact(stamp, &existing.prefix, options, &*progress)
-            });
-        if same {
-            return Ok(Synced::Same { prefix });
-        }
-        if options.only_new && !options.force {
-            return Err(Error::failure(format!(
-                "there already is an environment at `{}`, and it is not what the lock says",
-                prefix.display()
-            ))
-            .hint("to make it so: tare sync")
-            .hint("to make another one: -n NAME"));
-        }
-        if !options.force {
-            refuse_to_lose_files(&existing.prefix, options)?;
-            tell_what_goes(&existing.prefix, platform, options, &*progress)?;
-        }
-        replace = true;
-    }
+    let decided_on = identity(&prefix);
+    let Some(mut replace) = decide(&prefix, platform, &variables, options, &*progress)? else { return Ok(Synced::Same { prefix }) };
     install::accept_target(&prefix, replace, false)?;
 
     let session = Session::open(settings, progress.clone())?;
@@ -169,12 +144,20 @@ pub async fn sync(options: &SyncOptions, settings: &Settings, progress: Arc<dyn 
     } else {
         Some(wheels(platform, &lock, &records, &target_options, options, settings, &session, progress.clone()).await?)
     };
+    let held = install::hold(&prefix, &options.command, options.lock_timeout, &options.cancel, &*progress).await?;
+    // Another process may have had the lock until now: what it made, and nothing older, is what this one decides about.
+    if identity(&prefix) != decided_on {
+        match decide(&prefix, platform, &variables, options, &*progress)? {
+            Some(again) => replace = again,
+            None => return Ok(Synced::Same { prefix }),
+        }
+    }
     let mut plan = plan(&prefix, platform, &lock, records, stamp_facts, replace, variables, options, settings)?;
     plan.pypi = pypi;
     if replace {
         crate::notebook::carry_over(&prefix, &mut plan, settings, &*progress)?;
     }
-    let installed = install::create_with(&plan, &session.package_cache, session.client.clone(), progress.clone()).await?;
+    let installed = install::create_held(&plan, held, &session.package_cache, session.client.clone(), progress.clone()).await?;
     if !lock.provenance.secret_variables.is_empty() {
         let names: Vec<String> = lock.provenance.secret_variables.iter().map(|name| format!("`{name}`")).collect();
         progress.warn(
@@ -183,6 +166,54 @@ pub async fn sync(options: &SyncOptions, settings: &Settings, progress: Arc<dyn 
         );
     }
     Ok(Synced::Done(Box::new(installed)))
+}
+
+/// What is to be done about the prefix as it is: `None`: it is what the lock says; else whether an environment is replaced.
+///
+/// # Errors
+/// There is another environment, and `only_new`; it has files that belong to no package.
+fn decide(
+    prefix: &Path,
+    platform: &LockedPlatform,
+    variables: &IndexMap<String, String>,
+    options: &SyncOptions,
+    progress: &dyn Progress,
+) -> Result<Option<bool>> {
+    let TargetState::Environment(existing) = install::state_of_target(prefix)? else { return Ok(Some(false)) };
+    let pypi = if options.no_pip { Some(None) } else { pypi_digest(platform, options) };
+    let same = platform.complete
+        && existing.stamp.as_ref().zip(pypi).is_some_and(|(stamp, pypi)| {
+            stamp.pypi_digest == pypi
+                && is_same(stamp, &existing.prefix, platform, variables)
+                && is_intact(stamp, &existing.prefix, options, progress)
+        });
+    if same {
+        return Ok(None);
+    }
+    if options.only_new && !options.force {
+        return Err(Error::failure(format!("there already is an environment at `{}`, and it is not what the lock says", prefix.display()))
+            .hint("to make it so: tare sync")
+            .hint("to make another one: -n NAME"));
+    }
+    if !options.force {
+        refuse_to_lose_files(&existing.prefix, options)?;
+        tell_what_goes(&existing.prefix, platform, options, progress)?;
+    }
+    Ok(Some(true))
+}
+
+/// What tells one environment at a path from the next, each of which comes by a rename.
+fn identity(prefix: &Path) -> Option<(u64, u64, i64, i64)> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(prefix).ok().map(|about| (about.dev(), about.ino(), about.ctime(), about.ctime_nsec()))
+    }
+    #[cfg(not(unix))]
+    {
+        let made = std::fs::metadata(prefix).ok()?.created().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+        Some((made.as_secs(), u64::from(made.subsec_nanos()), 0, 0))
+    }
 }
 
 /// The place, where it can be told without reading the lock.

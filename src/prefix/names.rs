@@ -29,6 +29,8 @@ pub struct Places {
     pub active: Option<PathBuf>,
     /// More folders of environments of other tools, such as MAMBA_ROOT_PREFIX/envs.
     pub other_dirs: Vec<PathBuf>,
+    /// A name means an environment of the first folder and no other: the root was named for this call.
+    pub only_root: bool,
 }
 
 impl Places {
@@ -45,7 +47,7 @@ impl Places {
             other_dirs.push(home.join(".local/share/mamba/envs"));
         }
         other_dirs.push(PathBuf::from("/opt/conda/envs"));
-        Places { envs_dirs, home, active: set("CONDA_PREFIX"), other_dirs }
+        Places { envs_dirs, home, active: set("CONDA_PREFIX"), other_dirs, only_root: false }
     }
 
     fn all_dirs(&self) -> impl Iterator<Item = &PathBuf> {
@@ -111,7 +113,7 @@ fn is_environment(path: &Path) -> bool {
 }
 
 /// Finds an existing environment: by path; by name in the environments directories, in `~/.conda/environments.txt` and in the directories of
-/// conda and micromamba; or the active one.
+/// conda and micromamba; or the active one. Where the root was named for this call, a name is looked for there only.
 ///
 /// # Errors
 /// None is given and none is active (usage); there is none of that name: the message lists near names.
@@ -128,26 +130,39 @@ pub fn locate(which: &Which, places: &Places) -> Result<PathBuf> {
     validate_name(name)?;
     // An interrupted swap may hide the environment for the moment; opening it then says what to do.
     let usable = |path: &PathBuf| is_environment(path) || crate::install::needs_recovery(path);
-    if let Some(found) = places.envs_dirs.iter().map(|folder| folder.join(name)).find(usable) {
+    let own = if places.only_root { places.envs_dirs.get(..1).unwrap_or_default() } else { &places.envs_dirs };
+    if let Some(found) = own.iter().map(|folder| folder.join(name)).find(usable) {
         return crate::install::resolve_prefix(&found);
+    }
+    if places.only_root {
+        return Err(not_there(name, places));
     }
     let registered =
         places.registered().into_iter().find(|path| path.file_name().is_some_and(|last| last == name.as_str()) && usable(path));
     if let Some(found) = registered.or_else(|| places.other_dirs.iter().map(|folder| folder.join(name)).find(usable)) {
         return crate::install::resolve_prefix(&found);
     }
+    Err(not_there(name, places))
+}
+
+fn not_there(name: &str, places: &Places) -> Error {
+    let root = places.envs_dirs.first().filter(|_| places.only_root);
     let mut near: Vec<(f64, String)> = list_known(places, false)
         .into_iter()
+        .filter(|known| root.is_none_or(|root| known.prefix.parent() == Some(root)))
         .filter_map(|known| known.name)
         .map(|known| (strsim::jaro_winkler(&known, name), known))
         .filter(|(score, _)| *score > 0.8)
         .collect();
     near.sort_by(|a, b| b.0.total_cmp(&a.0));
     let mut error = Error::failure(format!("there is no environment `{name}`"));
+    if let Some(root) = root {
+        error = error.because(format!("the root was named, so only `{}` is looked in", root.display()));
+    }
     if let Some((_, close)) = near.first() {
         error = error.hint(format!("did you mean `{close}`?"));
     }
-    Err(error.hint("the environments there are: tare env list"))
+    error.hint("the environments there are: tare env list")
 }
 
 /// An environment on this machine.
@@ -242,6 +257,7 @@ mod tests {
             home: Some(root.join("home")),
             active: None,
             other_dirs: vec![root.join("micromamba/envs")],
+            only_root: false,
         }
     }
 
@@ -276,6 +292,10 @@ mod tests {
         assert_eq!(locate(&which("b"), &places).unwrap(), root.join("micromamba/envs/b"));
         assert_eq!(locate(&which("c"), &places).unwrap(), root.join("far/c"));
         assert!(locate(&which("d"), &places).is_err());
+        let rooted = Places { only_root: true, ..places.clone() };
+        assert_eq!(locate(&which("a"), &rooted).unwrap(), root.join("envs/a"));
+        assert!(locate(&which("b"), &rooted).unwrap_err().causes()[0].contains("only"));
+        assert!(locate(&which("c"), &rooted).is_err());
         environment(&root.join("envs/training"));
         let error = locate(&which("trainin"), &places).unwrap_err();
         assert_eq!(error.hints()[0], "did you mean `training`?");

@@ -199,8 +199,8 @@ impl Section {
             return Err(at(Error::usage(format!("`{}` is a relative path in a text that has no folder", item.shown())), item)
                 .hint("give an absolute path or a URL"));
         }
-        let bytes =
-            std::fs::read(&path).map_err(|error| at(Error::io("read", &path, &error).with_kind(crate::error::Kind::Usage), item))?;
+        let bytes = crate::files::read_input(&path, crate::spec::source::MAX_TEXT as u64)
+            .map_err(|error| at(Error::io("read", &path, &error).with_kind(crate::error::Kind::Usage), item))?;
         let same = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
         if !open.insert(same.clone()) {
             return Err(at(Error::usage(format!("`{}` names itself", path.display())), item));

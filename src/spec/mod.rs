@@ -231,7 +231,7 @@ impl Input {
                 if full.is_dir() {
                     return Err(failed(std::io::ErrorKind::IsADirectory.into()));
                 }
-                std::fs::File::open(&full).map_err(failed)?.take(limit).read_to_end(&mut bytes).map_err(failed)?;
+                bytes = crate::files::read_input(&full, source::MAX_TEXT as u64).map_err(failed)?;
                 full.parent().map_or_else(|| root_dir.to_path_buf(), Path::to_path_buf)
             }
         };

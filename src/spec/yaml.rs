@@ -197,6 +197,49 @@ pub fn parse(text: &Text) -> Result<Document> {
     Ok(Document { root: builder.root, comments: builder.comments })
 }
 
+/// Refuses a document that is nested deeper than [`MAX_DEPTH`] for readers without such a limit. What cannot be that deep, as all files that tools write,
+/// is told by its brackets alone, and anything else wrong with it is left to the reader then.
+///
+/// # Errors
+/// It is nested too deeply, or is no YAML: where.
+pub fn refuse_deep(text: &Text) -> Result<()> {
+    if !may_be_deep(&text.text) {
+        return Ok(());
+    }
+    let options = granit_parser::options! {
+        max_buffered_comment_events: 1 << 20,
+        flow_nesting_limit: MAX_DEPTH,
+        block_nesting_limit: MAX_DEPTH,
+    };
+    for next in Parser::new_from_str_with_options(&text.text, options) {
+        // Any error: the other reader may go on behind what is one here.
+        next.map_err(|error| syntax_error(text, &error))?;
+    }
+    Ok(())
+}
+
+/// Never `false` for a document with flow collections deeper than the limit: a closing bracket counts only against one of its own line, where no quote and
+/// no `#` can make it text.
+fn may_be_deep(text: &str) -> bool {
+    let mut depth = 0;
+    for line in text.lines() {
+        let closing = !line.contains(['"', '\'', '#']);
+        let mut own = 0_usize;
+        for byte in line.bytes() {
+            match byte {
+                b'[' | b'{' => own += 1,
+                b']' | b'}' if closing => own = own.saturating_sub(1),
+                _ => {}
+            }
+        }
+        depth += own;
+        if depth > MAX_DEPTH {
+            return true;
+        }
+    }
+    false
+}
+
 fn byte_offset(text: &str, chars: usize) -> usize {
     text.char_indices().nth(chars).map_or(text.len(), |(at, _)| at)
 }
@@ -486,6 +529,29 @@ mod tests {
         assert_eq!(tree("a: {p: 1}\nb:\n  <<: [{q: 1, r: 2}, {q: 9, s: 3}]\n"), "{a: {p: 1}, b: {q: 1, r: 2, s: 3}}");
         assert_eq!(tree("# nothing\n"), "");
         assert_eq!(tree("a: |\n  x\n  y\nb: >-\n  p\n  q\n"), "{a: x\ny\n', b: p q'}");
+    }
+
+    #[test]
+    fn depth_is_told_without_reading_what_cannot_be_deep() {
+        let deep = |open: &str, close: &str, times: usize| format!("a:\n  {}{}\n", open.repeat(times), close.repeat(times));
+        for hostile in [
+            deep("[", "", 200_000),
+            deep("{a: ", "}", 1000),
+            deep("[\n", "", 1000),
+            deep("[']', ", "]", 1000),
+            deep("[\"]\n]\", ", "]", 1000),
+            deep("[a, # ]\n", "]", 1000),
+        ] {
+            let start = std::time::Instant::now();
+            let error = refuse_deep(&text(&hostile)).unwrap_err();
+            assert!(!error.places().is_empty(), "{error}");
+            assert!(start.elapsed() < std::time::Duration::from_secs(5));
+        }
+        assert!(refuse_deep(&text(&deep("[", "]", 60))).unwrap_err().message().contains("nested more than"));
+        assert!(!may_be_deep(&"- {name: x, depends: [a, b]}\n".repeat(1000)));
+        for fine in ["- {name: 'x', depends: []}\n".repeat(1000), deep("[", "]", MAX_DEPTH - 2)] {
+            refuse_deep(&text(&fine)).unwrap();
+        }
     }
 
     #[test]

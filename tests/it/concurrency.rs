@@ -127,3 +127,41 @@ fn ctrl_c_leaves_nothing_behind() {
     }
     assert!(interrupted > 0, "no interrupt came in time");
 }
+
+/// The interpreter that compiles ends with the run that started it, SIGKILL included, and what it wrote is no hindrance.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_killed_run_takes_its_compiler_along() {
+    let env = TestEnv::new();
+    let mut channel = Channel::new(env.path().join("channel"));
+    // Says where it is and writes into the stage without end.
+    let script = format!(
+        "#!/bin/sh\necho ready\nread -r job\nstage=${{job#*\\\"}}; stage=${{stage%%\\\"*}}\necho $$ > '{0}.new'; mv '{0}.new' '{0}'\n\
+         n=0; while :; do mkdir -p \"$stage/lib/dir\"; : > \"$stage/lib/dir/$n\"; n=$((n+1)); done\n",
+        env.path().join("pid").display()
+    );
+    channel.add(&Package::new("python", "3.11.1").prefixed("bin/python3.11", &script));
+    channel.add(&Package::new("lib", "1.0").depends(&["python"]).noarch_python(&[]).file("site-packages/lib.py", "X = 1\n"));
+    let url = channel.url();
+    let args = ["create", "-n", "x", "--override-channels", "-c", &url, "lib"];
+    for _ in 0..3 {
+        let mut child = env.command(&args).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+        let until = Instant::now() + Duration::from_secs(30);
+        let pid = loop {
+            if let Ok(pid) = std::fs::read_to_string(env.path().join("pid")) {
+                break pid.trim().to_owned();
+            }
+            assert!(Instant::now() < until && child.try_wait().unwrap().is_none(), "the interpreter was not started");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        std::fs::remove_file(env.path().join("pid")).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let next = [&args[..], &["--no-compile"]].concat();
+        env.tare(&next).ok();
+        let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        assert!(state.is_empty() || state.rsplit(')').next().unwrap().trim().starts_with('Z'), "{state}");
+        assert_eq!(std::fs::read_dir(env.envs()).unwrap().count(), 1);
+        std::fs::remove_dir_all(env.envs().join("x")).unwrap();
+    }
+}

@@ -175,6 +175,62 @@ fn sync_makes_the_environment_and_then_does_nothing() {
     env.tare(&["sync", "-n", "no", "--platform", "win-64"]).expect_code(4).stderr_has("linux-64");
 }
 
+/// Two locks for one environment that is not there yet: the second makes of it what its own lock says, whatever the first has made.
+#[test]
+fn a_sync_that_waited_decides_about_what_it_finds() {
+    use std::io::{BufRead, BufReader};
+    let env = TestEnv::new();
+    let mut channel = channel(&env);
+    env.write("environment.yml", file(&channel, APP));
+    env.tare(&["lock", "-q", "-f", "environment.yml", "-o", "a.lock"]).ok();
+    channel.add(&Package::new("lib", "2.0").file("lib/lib.txt", "two"));
+    env.tare(&["lock", "-q", "-f", "environment.yml", "-o", "b.lock"]).ok();
+    env.tare(&["sync", "-n", "first", "a.lock"]).ok();
+    let prefix = env.envs().join("x");
+    for (lock, other) in [("b.lock", "first"), ("a.lock", "second")] {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let cancel = tare::install::Cancel::default();
+        let held = runtime
+            .block_on(tare::install::PrefixLock::acquire(&prefix, &["first".to_owned()], None, &tare::report::Silent, &cancel))
+            .unwrap();
+        let mut child = env.command(&["sync", "-n", "x", lock]).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        assert!(lines.by_ref().any(|line| line.unwrap().contains("waiting for")));
+        std::fs::rename(env.envs().join(other), &prefix).unwrap();
+        drop(held);
+        let said: Vec<String> = lines.map(Result::unwrap).collect();
+        assert!(child.wait().unwrap().success(), "{said:?}");
+        assert_eq!(std::fs::read_to_string(prefix.join("lib/lib.txt")).unwrap(), if lock == "b.lock" { "two" } else { "one" });
+        std::fs::rename(&prefix, env.envs().join("second")).unwrap();
+    }
+}
+
+/// A lock is bounded before it is read, and so is the time for one that is nested without end.
+#[test]
+fn locks_that_are_none_end_at_once() {
+    let env = TestEnv::new();
+    std::os::unix::fs::symlink("/dev/zero", env.work().join("zero.lock")).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, env.work().join("pipe.lock"), rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let large = std::fs::File::create(env.work().join("large.lock")).unwrap();
+    large.set_len(1 << 40).unwrap();
+    env.write("deep.lock", format!("version: 6\nenvironments: {{}}\npackages: {}\n", "[".repeat(300_000)));
+    let start = std::time::Instant::now();
+    for (name, what) in [
+        ("zero.lock", "it is a device and no regular file"),
+        ("pipe.lock", "it is a named pipe and no regular file"),
+        ("large.lock", "it is longer than 16777216 bytes"),
+        ("deep.lock", "nested more than"),
+    ] {
+        env.tare(&["sync", "-n", "x", name]).expect_code(2).stderr_has(what).stderr_has(name);
+    }
+    for name in ["zero.lock", "pipe.lock", "large.lock"] {
+        let file = name.replace(".lock", ".yml");
+        std::fs::rename(env.work().join(name), env.work().join(&file)).unwrap();
+        env.tare(&["create", "-n", "x", "-f", &file]).expect_code(2).stderr_has(&file);
+    }
+    assert!(start.elapsed() < std::time::Duration::from_secs(20));
+}
+
 #[test]
 fn explicit_lists_and_conda_lock_files_install_with_the_metadata_of_the_archives() {
     let env = TestEnv::new();
