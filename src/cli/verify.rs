@@ -138,7 +138,8 @@ fn tell_siblings(siblings: &[change::Sibling], context: &Context<'_>) {
             format!("`{}`: {}{}", sibling.prefix.display(), files.join(", "), more(sibling.files.len()))
         })
         .collect();
-    let who = if siblings.len() == 1 { "another environment has".to_owned() } else { format!("{} other environments have", siblings.len()) };
+    let who =
+        if siblings.len() == 1 { "another environment has".to_owned() } else { format!("{} other environments have", siblings.len()) };
     let message = format!("{who} the same damaged files, which this does not repair: {}{}", lines.join("; "), more(siblings.len()));
     let place = crate::text::quoted(&first.prefix.display().to_string());
     let each = if siblings.len() == 1 { "it" } else { "each of them" };

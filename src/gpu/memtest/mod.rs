@@ -285,7 +285,7 @@ fn test_with<K: Kernels>(
         return out;
     }
     let total: usize = plan::tests(options.level, options.seed, options.fade).iter().map(|test| test.ops.len()).sum();
-    let task = progress.start(Phase::Other, &format!("{name}: testing memory"), Some(total as u64 + 1));
+    let task = progress.start(Phase::Other, &format!("{name}: passes over the memory"), Some(total as u64 + 1));
     let mut bench = Bench { ledger: &ledger, out: &mut out, options, make, health, progress, task, began };
     if let Err(stop) = bench.stages() {
         bench.stopped(&stop);

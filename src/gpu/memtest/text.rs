@@ -64,7 +64,8 @@ impl DeviceReport {
                 })
                 .collect();
             let above = self.bandwidth.iter().any(|kind| kind.of_copy_rate.is_some_and(|part| part >= 1.005));
-            let why = if above { "; above 100 %: a copy reads and writes in turns, a pass that does one of them need not turn" } else { "" };
+            let why =
+                if above { "; above 100 %: a copy reads and writes in turns, a pass that does one of them need not turn" } else { "" };
             out.push_str(&format!("  bandwidth: {}{copy}{why}\n", rates.join(", ")));
         }
         for finding in self.findings.iter().skip(1).take(SHOWN) {
