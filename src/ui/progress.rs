@@ -183,8 +183,9 @@ impl Progress for Bars {
             bar.finish_and_clear();
             self.multi.remove(&bar);
         }
-        if self.mode == Mode::Lines {
-            let total = match (task.phase, task.total.filter(|total| *total > 0)) {
+        // Of nothing there is nothing to tell.
+        if self.mode == Mode::Lines && task.total != Some(0) {
+            let total = match (task.phase, task.total) {
                 (Phase::Repodata | Phase::Download, Some(total)) => format!(" ({})", super::human_bytes(total)),
                 (_, Some(total)) => format!(" ({total})"),
                 (_, None) => String::new(),
