@@ -534,11 +534,24 @@ pub async fn resolve(
     let solved = solve_on_thread(request, repodata).await;
     progress.finish(task);
     guard.disarm();
-    let solution = solved?;
+    let solution = solved.map_err(|error| tell_of_pip(error, &prepared.spec))?;
     for warning in &solution.warnings {
         progress.warn(warning, &[]);
     }
     Ok(Resolved { records: solution.records.clone(), requested: specs, solution: Some(solution) })
+}
+
+/// pip's files have names like `requirements.txt`; read as a list of match specs, their names are looked for in conda channels.
+fn tell_of_pip(error: Error, spec: &EnvSpec) -> Error {
+    let name_of = |path: &str| path.rsplit(['/', '\\']).next().unwrap_or(path).to_ascii_lowercase();
+    let is_pips = |path: &&str| name_of(path).starts_with("requirements") && name_of(path).ends_with(".txt");
+    match spec.sources.iter().map(|source| source.name.as_str()).find(is_pips) {
+        Some(file) if error.kind() == crate::error::Kind::Unsatisfiable => error.hint(format!(
+            "`{file}` was read as a list of conda packages; if it is pip's, make an environment.yml whose `dependencies:` hold `python`, `pip` and \
+             `- pip: [\"-r {file}\"]`"
+        )),
+        _ => error,
+    }
 }
 
 async fn solve_on_thread(request: solve::Request, repodata: Vec<rattler_repodata_gateway::RepoData>) -> Result<Solution> {

@@ -230,7 +230,7 @@ pub struct Options<'a> {
 /// # Errors
 /// Stopped by `cancel`. Everything else is a verdict.
 pub fn check(subject: &Subject, options: &Options<'_>, progress: &dyn Progress) -> Result<Report> {
-    let task = progress.start(Phase::Other, "checking", Some(steps::ALL.len() as u64));
+    let task = progress.start(Phase::Other, "going through the steps", Some(steps::ALL.len() as u64));
     let mut state = steps::State::new(subject, options, progress);
     let mut done = Vec::new();
     let mut result = Ok(());

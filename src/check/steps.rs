@@ -532,7 +532,7 @@ fn which_torch(state: &mut State<'_>) -> Outcome {
         }
         return outcome
             .seen(format!("looked in {}", state.sites.iter().map(|site| format!("`{}`", site.display())).collect::<Vec<_>>().join(", ")))
-            .remedy(format!("to add it: tare install {} pytorch", state.subject.argument()));
+            .remedy(state.subject.add("pytorch", "torch"));
     };
     let read = torch::read(&folder, state.subject.prefix.path(), &state.records, state.python_version());
     let wanted = wanted_cuda(state);

@@ -50,6 +50,18 @@ pub struct Subject {
 }
 
 impl Subject {
+    /// A remedy that adds a package, by its name in conda channels and in Python package indexes: what can install into this kind.
+    pub fn add(&self, conda: &str, python: &str) -> String {
+        match self.kind {
+            Kind::Tare | Kind::Conda => format!("to add it: tare install {} {conda}", self.argument()),
+            Kind::Venv | Kind::Interpreter => {
+                let program = self.python.as_ref().map_or_else(|| "python".into(), |path| path.display().to_string());
+                let program = crate::text::quoted(&program);
+                format!("to add it: {program} -m pip install {python}, or uv pip install --python {program} {python}")
+            }
+        }
+    }
+
     /// The environment at `path`.
     ///
     /// # Errors

@@ -67,7 +67,7 @@ pub async fn create(args: CreateArgs, context: &Context<'_>) -> Result<u8> {
                 },
             };
             printer.note(&summary("created", &installed, started.elapsed()));
-            printer.note(&format!("to use it: tare run {environment} COMMAND, or eval \"$(tare shell-hook {environment})\""));
+            printer.note(&super::shell::how_to_use(&environment, context));
             let mut document = if printer.wants_json() { create::plan_json(&planned, false) } else { json!({}) };
             document["changed"] = json!(true);
             document["installed"] = json!(*installed);

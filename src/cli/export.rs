@@ -80,7 +80,7 @@ pub fn write(exported: &Exported, format: Format, output: &OutputArgs, context: 
         Some(path) if path != Path::new("-") => {
             crate::files::write_whole(path, exported.text.as_bytes()).map_err(|error| Error::io("write", path, &error))?;
             printer.json(&json!({ "format": format.name(), "path": path }));
-            printer.detail(&format!("wrote `{}`", path.display()));
+            printer.note(&format!("wrote `{}`: {}", path.display(), format.name()));
         }
         _ if printer.is_json() => match serde_json::from_str::<serde_json::Value>(&exported.text) {
             Ok(_) => printer.raw(&exported.text),

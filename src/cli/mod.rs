@@ -81,6 +81,12 @@ fn usage(error: &clap::Error, args: &[OsString]) -> ExitCode {
         Printer::new(Verbosity::Normal, false, ColorChoice::Auto).usage(&error.render().ansi().to_string());
         return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
     }
+    if let Some(hint) = command_of_another(error, args) {
+        let printer = Printer::new(Verbosity::Normal, args.iter().any(|arg| arg == "--json"), ColorChoice::Auto);
+        let message = error.render().to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").replace('\'', "`");
+        printer.error(&Error::usage(message).hint(hint).hint("all commands: tare --help"));
+        return ExitCode::from(Kind::Usage.exit_code());
+    }
     if !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) && args.iter().any(|arg| arg == "--json") {
         let text = error.render().to_string();
         let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
@@ -97,6 +103,29 @@ fn usage(error: &clap::Error, args: &[OsString]) -> ExitCode {
         return ExitCode::from(Kind::Failure.exit_code());
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+/// What does here the work of a command that conda, pixi, uv or pip has and tare has not.
+fn command_of_another(error: &clap::Error, args: &[OsString]) -> Option<&'static str> {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) else { return None };
+    let first = args.iter().skip(1).find(|arg| !arg.to_string_lossy().starts_with('-'))?;
+    if error.kind() != ErrorKind::InvalidSubcommand || first != typed.as_str() {
+        return None;
+    }
+    Some(match typed.as_str() {
+        "add" => "to add packages to an environment: tare install -n NAME PACKAGE",
+        "tree" => "what needs a package: tare why -n NAME PACKAGE; all packages: tare list -n NAME",
+        "outdated" => "what an update would change: tare update -n NAME --dry-run",
+        "freeze" => "packages of pip: tare export -n NAME --format pip; all packages: tare list -n NAME --export",
+        "pip" => "to install from a Python package index: tare install -n NAME pypi::PACKAGE; pip itself: tare run -n NAME python -m pip",
+        "upgrade" => "tare update -n NAME PACKAGE",
+        "show" => "tare list -n NAME PACKAGE, or what needs it: tare why -n NAME PACKAGE",
+        "venv" => "tare create -n NAME python=3.11",
+        "compare" => "tare diff A B",
+        "doctor" => "tare check -n NAME",
+        _ => return None,
+    })
 }
 
 /// Debug logs to stderr (`-vv`, `-vvv`, `TARE_LOG`) and to `--log-file`.

@@ -103,6 +103,15 @@ pub fn init(args: &InitArgs, context: &Context<'_>) -> Result<u8> {
     Ok(0)
 }
 
+/// How a new environment is used; `environment`: its `-n` or `-p`. `tare activate` where `tare init` was done for the calling shell.
+pub fn how_to_use(environment: &str, context: &Context<'_>) -> String {
+    let file = calling(None).and_then(|shell| rc_file(shell, &context.settings));
+    if file.is_ok_and(|file| prefix::is_initialized(&file)) {
+        return format!("to use it: tare activate {environment}, or tare run {environment} COMMAND");
+    }
+    format!("to use it: tare run {environment} COMMAND, or eval \"$(tare shell-hook {environment})\"")
+}
+
 /// `tare activate` and `tare deactivate` without the shell function: a program cannot do it.
 pub fn explain(command: &str, target: Option<&ActivateArgs>, context: &Context<'_>) -> Result<u8> {
     let shell = calling(None)?;

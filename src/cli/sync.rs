@@ -141,7 +141,7 @@ async fn run(options: &SyncOptions, check: Option<bool>, notebook: bool, context
                 _ => format!("-p {}", quoted(&installed.prefix.display().to_string())),
             };
             printer.note(&summary(if installed.replaced { "changed" } else { "created" }, &installed, started.elapsed()));
-            printer.note(&format!("to use it: tare run {environment} COMMAND, or eval \"$(tare shell-hook {environment})\""));
+            printer.note(&super::shell::how_to_use(&environment, context));
             let mut document = json!({ "prefix": installed.prefix, "changed": true, "installed": *installed });
             super::notebook::after_create(&installed.prefix, notebook, &mut document, context).await?;
             let code = super::check::after_create(&installed.prefix, check, &mut document, context).await?;

@@ -84,19 +84,7 @@ fn tell(repaired: &Repaired, left: &Report, dry_run: bool, context: &Context<'_>
             printer.note(&format!("repaired `{}`: {}", finding.path, finding.fault.sentence()));
         }
     }
-    for sibling in &repaired.siblings {
-        let at = sibling.prefix.display();
-        let files: Vec<String> = sibling.files.iter().take(3).map(|file| format!("`{file}`")).collect();
-        let more = if sibling.files.len() > 3 { format!(" and {} more", sibling.files.len() - 3) } else { String::new() };
-        printer.warn(
-            &format!(
-                "`{at}` has the very same damaged {}, and they stay there: {}{more}",
-                if sibling.files.len() == 1 { "file" } else { "files" },
-                files.join(", ")
-            ),
-            &[format!("repair it too: tare verify -p '{at}' --repair")],
-        );
-    }
+    tell_siblings(&repaired.siblings, context);
     for unrepaired in &repaired.unrepaired {
         printer.warn(&format!("`{}` cannot be repaired: {}", unrepaired.package, unrepaired.why), &[]);
     }
@@ -133,4 +121,27 @@ fn tell(repaired: &Repaired, left: &Report, dry_run: bool, context: &Context<'_>
         let hints: Vec<String> = hints.iter().map(ToString::to_string).collect();
         printer.warn(&format!("{} cannot be repaired", count(left.findings.len(), "fault")), &hints);
     }
+}
+
+/// Environments, and files of each, that are named one by one.
+const SHOWN: usize = 3;
+
+/// Other environments that share the damaged files: one warning with all of them, one hint.
+fn tell_siblings(siblings: &[change::Sibling], context: &Context<'_>) {
+    let Some(first) = siblings.first() else { return };
+    let more = |number: usize| if number > SHOWN { format!(" and {} more", number - SHOWN) } else { String::new() };
+    let lines: Vec<String> = siblings
+        .iter()
+        .take(SHOWN)
+        .map(|sibling| {
+            let files: Vec<String> = sibling.files.iter().take(SHOWN).map(|file| format!("`{file}`")).collect();
+            format!("`{}`: {}{}", sibling.prefix.display(), files.join(", "), more(sibling.files.len()))
+        })
+        .collect();
+    let who =
+        if siblings.len() == 1 { "another environment has".to_owned() } else { format!("{} other environments have", siblings.len()) };
+    let message = format!("{who} the same damaged files, which this does not repair: {}{}", lines.join("; "), more(siblings.len()));
+    let place = crate::text::quoted(&first.prefix.display().to_string());
+    let each = if siblings.len() == 1 { "it" } else { "each of them" };
+    context.printer.warn(&message, &[format!("to repair {each} too: tare verify -p {place} --repair")]);
 }

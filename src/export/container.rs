@@ -66,6 +66,12 @@ fn parts(subject: &Subject, options: &Options, format: &str) -> Result<Parts> {
     let conda = |bad: &dyn Fn(&RepoDataRecord) -> bool| -> Vec<&str> {
         subject.conda.iter().filter(|record| bad(record)).map(|record| record.package_record.name.as_normalized()).collect()
     };
+    let bound = conda(&|record| crate::lock::is_machine_bound(record));
+    if !bound.is_empty() {
+        return Err(Error::failure(format!("a {format} cannot hold {}", names(bound.into_iter())))
+            .because("made from this machine's Python by the channel `host`, which the build cannot reach")
+            .hint("take Python from a channel that others can reach, such as conda-forge"));
+    }
     let local = conda(&|record| prefix::known_url(record).is_none_or(|url| url.scheme() == "file"));
     if !local.is_empty() {
         return refuse("they come from this machine, not from a channel that the build can reach", local);

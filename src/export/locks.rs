@@ -30,12 +30,21 @@ pub fn choose<'a>(lock: &'a Lock, name: Option<&str>, here: Option<Subdir>) -> R
 /// # Errors
 /// As for the writers there.
 pub fn write(lock: &Lock, format: Format) -> Result<Exported> {
+    let mut notes = Vec::new();
+    if format == Format::Pixi {
+        let records = lock.platforms.iter().flat_map(|platform| &platform.conda).filter(|record| lock::is_machine_bound(record));
+        let bound: std::collections::BTreeSet<&str> = records.map(|record| record.package_record.name.as_normalized()).collect();
+        if !bound.is_empty() {
+            let bound = names(bound.into_iter());
+            notes.push(format!("tare can install this lock, pixi cannot: {bound} is of the channel `host`, this machine's Python"));
+        }
+    }
     let text = match format {
         Format::CondaLock => lock::write_conda_lock(lock)?,
         Format::Tare => lock::write_tare(lock)?,
         _ => lock::write_pixi(lock)?,
     };
-    Ok(Exported { text, notes: Vec::new() })
+    Ok(Exported { text, notes })
 }
 
 /// The lock of what is in an environment.

@@ -225,8 +225,9 @@ impl Subject {
                 (name.unwrap_or_else(|| text.clone()), text.clone())
             })
             .collect();
+        let named = Some(lock.environment.clone()).filter(|name| name != "default");
         Ok(Subject {
-            name: Some(lock.environment.clone()).filter(|name| name != "default" && prefix::validate_name(name).is_ok()),
+            name: lock.provenance.name.clone().or(named).filter(|name| prefix::validate_name(name).is_ok()),
             prefix: None,
             platform: Some(platform.subdir).filter(|subdir| *subdir != Subdir::NoArch),
             channels: unique(lock.channels.iter().map(|channel| short_channel(channel)).collect()),

@@ -160,7 +160,7 @@ impl Fetcher<'_> {
     }
 
     async fn fetch_wanted(&self, wanted: &[Wanted]) -> Result<Vec<Contents>> {
-        let check = self.progress.start(Phase::Unpack, "checking the package cache", Some(wanted.len() as u64));
+        let check = self.progress.start(Phase::Unpack, "checking packages in the cache", Some(wanted.len() as u64));
         let done = &std::sync::atomic::AtomicU64::new(0);
         let found: Vec<Option<Contents>> = stream::iter(0..wanted.len())
             .map(|number| async move {
@@ -784,7 +784,7 @@ impl Downloads {
     /// `label`: what comes, with its number.
     pub(crate) fn start(progress: Arc<dyn Progress>, label: &str, count: usize, total: u64) -> Self {
         let download = progress.start(Phase::Download, label, (total > 0).then_some(total));
-        let unpack = progress.start(Phase::Unpack, "unpacking", Some(count as u64));
+        let unpack = progress.start(Phase::Unpack, "unpacking packages", Some(count as u64));
         Downloads { progress, download, unpack, state: Mutex::default() }
     }
 

@@ -652,6 +652,31 @@ pub fn first_damage(prefix: &Path, stamp: &Stamp) -> Option<String> {
     look(prefix, stamp).difference()
 }
 
+/// The first thing that is missing or of another size in an environment that tare made, and how many files are so; `None` if all is there.
+pub fn damages(prefix: &Path, stamp: &Stamp) -> Option<(String, usize)> {
+    let first = damage(prefix, stamp)?;
+    let manifest = std::fs::read_to_string(prefix.join(TARE_FOLDER).join("files")).unwrap_or_default();
+    let lines: Vec<&str> = manifest.lines().collect();
+    let number = lines.par_iter().filter(|line| damaged(prefix, line).is_some()).count();
+    Some((first, number.max(1)))
+}
+
+/// What is wrong with the file of a line of tare's list of files.
+fn damaged(prefix: &Path, line: &str) -> Option<String> {
+    let (size, path) = line.split_once(' ')?;
+    match std::fs::symlink_metadata(prefix.join(path)) {
+        Err(_) => Some(format!("`{path}` is missing")),
+        Ok(metadata) => match size.parse::<u64>() {
+            Ok(size) if metadata.is_file() && metadata.len() != size => Some(format!("`{path}` was changed")),
+            // A link may be how it was installed.
+            Ok(_) if !metadata.is_file() && !metadata.is_symlink() => {
+                Some(format!("`{path}` is {} and no regular file", crate::files::kind(&metadata)))
+            }
+            _ => None,
+        },
+    }
+}
+
 /// The first thing that is missing or of another size.
 fn damage(prefix: &Path, stamp: &Stamp) -> Option<String> {
     let meta = prefix.join("conda-meta");
@@ -681,23 +706,7 @@ fn damage(prefix: &Path, stamp: &Stamp) -> Option<String> {
         return Some(format!("`{TARE_FOLDER}/files` is missing"));
     };
     let lines: Vec<&str> = manifest.lines().collect();
-    lines
-        .par_iter()
-        .filter_map(|line| {
-            let (size, path) = line.split_once(' ')?;
-            match std::fs::symlink_metadata(prefix.join(path)) {
-                Err(_) => Some(format!("`{path}` is missing")),
-                Ok(metadata) => match size.parse::<u64>() {
-                    Ok(size) if metadata.is_file() && metadata.len() != size => Some(format!("`{path}` was changed")),
-                    // A link may be how it was installed.
-                    Ok(_) if !metadata.is_file() && !metadata.is_symlink() => {
-                        Some(format!("`{path}` is {} and no regular file", crate::files::kind(&metadata)))
-                    }
-                    _ => None,
-                },
-            }
-        })
-        .find_map_first(Some)
+    lines.par_iter().find_map_first(|line| damaged(prefix, line))
 }
 
 /// The list of environments that conda keeps for the user: `~/.conda/environments.txt`.

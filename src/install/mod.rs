@@ -36,7 +36,9 @@ pub(crate) use cancel::CancelOnDrop;
 pub use fetch::{Archive, CacheCheck};
 pub use lock::{DEFAULT_LOCK_TIMEOUT, Holder, PrefixLock};
 pub(crate) use metadata::{FileKind, TARE_FOLDER, hex as hex_text, is_host, read_modes, set_mode, sha256_hex, without_secrets};
-pub use metadata::{Look, Stamp, channel_name, digest_of, environments_file, first_damage, history_name, look, register, tell_aliens};
+pub use metadata::{
+    Look, Stamp, channel_name, damages, digest_of, environments_file, first_damage, history_name, look, register, tell_aliens,
+};
 pub(crate) use swap::sync_folder;
 pub use swap::{Placing, Recovered, needs_recovery, recover};
 pub(crate) use target::refuse_mount_point;

@@ -199,6 +199,11 @@ fn decide(
         refuse_to_lose_files(&existing.prefix, options)?;
         tell_what_goes(&existing.prefix, platform, options, progress)?;
     }
+    if let Some((first, number)) = existing.stamp.as_ref().and_then(|stamp| install::damages(&existing.prefix, stamp)) {
+        let more = if number > 1 { format!(" ({} damaged in all)", crate::resolve::count(number, "file")) } else { String::new() };
+        let then = if options.dry_run { "would be made" } else { "is made" };
+        progress.note(&format!("`{}` is not as installed: {first}{more}; it {then} anew", existing.prefix.display()));
+    }
     Ok(Some(true))
 }
 

@@ -63,6 +63,14 @@ impl Prefix {
             return Err(Error::failure(format!("the environment `{shown}` was being replaced when tare was stopped"))
                 .hint("run the command again that was stopped: it finishes the replacement first"));
         }
+        if path.join("pyvenv.cfg").is_file() {
+            let python = crate::text::quoted(&path.join("bin/python").display().to_string());
+            let place = crate::text::quoted(&shown.to_string());
+            return Err(Error::failure(format!("`{shown}` is a virtual environment of Python, not one of conda packages"))
+                .because("it has a file `pyvenv.cfg` and no folder `conda-meta`")
+                .hint(format!("its packages are for pip or uv: {python} -m pip install NAME, or uv pip install --python {python} NAME"))
+                .hint(format!("what tare does with it: tare check -p {place}, tare list -p {place}, tare export -p {place}")));
+        }
         Err(if path.exists() {
             Error::failure(format!("`{shown}` is no environment")).because("it has no folder `conda-meta`")
         } else {

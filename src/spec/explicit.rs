@@ -185,6 +185,9 @@ pub(super) fn read_explicit(text: &Text, options: &ReadOptions, out: &mut EnvSpe
         let (url, hash) = parse_archive(written, text.base_dir.as_deref(), options, Some(&place))?;
         spec.packages.push(ExplicitPackage { url, hash, place: Some(place) });
     }
+    if spec.packages.is_empty() {
+        out.warnings.push(no_package(text).hint("below `@EXPLICIT` stand the URLs of packages, one a line"));
+    }
     out.explicit = Some(spec);
     Ok(())
 }
@@ -194,6 +197,7 @@ pub(super) fn read_explicit(text: &Text, options: &ReadOptions, out: &mut EnvSpe
 /// # Errors
 /// What only pip understands (with a hint how to use it), and malformed match specs.
 pub(super) fn read_list(text: &Text, options: &ReadOptions, out: &mut EnvSpec) -> Result<()> {
+    let mut some = false;
     for (start, line) in text.lines() {
         let (span, comment) = content(start, line);
         let written = text.slice(span.clone());
@@ -201,6 +205,8 @@ pub(super) fn read_list(text: &Text, options: &ReadOptions, out: &mut EnvSpec) -
             continue;
         }
         let place = text.place(span.clone(), "");
+        // A selector may leave it out for this platform: the list is not empty.
+        some = true;
         if looks_like_pip(written) {
             let name = text.name.rsplit(['/', '\\']).next().unwrap_or("requirements.txt");
             return Err(Error::usage(format!("`{}` is a requirements file of pip, not a list of conda packages", text.name))
@@ -220,7 +226,15 @@ pub(super) fn read_list(text: &Text, options: &ReadOptions, out: &mut EnvSpec) -
         let dependency = super::parse_dependency(written, text.base_dir.as_deref(), options, place, &mut out.warnings)?;
         out.dependencies.push(dependency);
     }
+    if !some {
+        out.warnings.push(no_package(text).hint("such a file has one match spec a line, such as `python=3.11`"));
+    }
     Ok(())
+}
+
+/// What is said of a list without a package: it is allowed, and rarely meant.
+fn no_package(text: &Text) -> Error {
+    Error::usage(format!("`{}` lists no package", text.name))
 }
 
 /// A line that pip reads and conda does not.

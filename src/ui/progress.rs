@@ -43,6 +43,8 @@ pub struct Bars {
     next: AtomicU64,
     tasks: Mutex<HashMap<u64, Task>>,
     warnings: Mutex<Vec<String>>,
+    /// The last line of a task that ended.
+    last: Mutex<Option<String>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -59,6 +61,7 @@ impl Bars {
             next: AtomicU64::new(1),
             tasks: Mutex::default(),
             warnings: Mutex::default(),
+            last: Mutex::default(),
         }
     }
 
@@ -105,7 +108,11 @@ impl Bars {
     }
 }
 
-fn word(phase: Phase) -> &'static str {
+/// The word before a label; none before one that says itself what is done ("linking packages").
+fn word(phase: Phase, label: &str) -> &'static str {
+    if label.split(' ').next().is_some_and(|first| first.ends_with("ing")) {
+        return "";
+    }
     match phase {
         Phase::Repodata => "repodata",
         Phase::Solve => "solve",
@@ -143,7 +150,7 @@ impl Progress for Bars {
             };
             let bar = self.multi.add(bar);
             bar.set_style(Self::style(phase, total.is_some()));
-            bar.set_prefix(word(phase));
+            bar.set_prefix(word(phase, label));
             bar.set_message(label.to_owned());
             bar.enable_steady_tick(Duration::from_millis(120));
             bar
@@ -176,13 +183,19 @@ impl Progress for Bars {
             bar.finish_and_clear();
             self.multi.remove(&bar);
         }
-        if self.mode == Mode::Lines {
+        // Of nothing there is nothing to tell.
+        if self.mode == Mode::Lines && task.total != Some(0) {
             let total = match (task.phase, task.total) {
                 (Phase::Repodata | Phase::Download, Some(total)) => format!(" ({})", super::human_bytes(total)),
                 (_, Some(total)) => format!(" ({total})"),
                 (_, None) => String::new(),
             };
-            self.line(&format!("{DIM}{:>10} {}{total}{DIM:#}", word(task.phase), task.label));
+            let line = format!("{:>10} {}{total}", word(task.phase, &task.label), task.label);
+            // The same work done again, such as for another plan, is no news.
+            let before = lock(&self.last).replace(line.clone());
+            if before.as_ref() != Some(&line) {
+                self.line(&format!("{DIM}{line}{DIM:#}"));
+            }
         }
     }
 }

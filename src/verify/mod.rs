@@ -252,7 +252,7 @@ pub fn verify(prefix: &Prefix, options: Options, progress: &dyn Progress) -> Res
     // Big files first, so that no thread is left with one at the end.
     work.sort_by_key(|(_, expected)| std::cmp::Reverse(expected[0].entry.size_in_bytes.unwrap_or(0)));
     let checked = AtomicU64::new(0);
-    let task = progress.start(Phase::Other, "verifying", Some(work.len() as u64));
+    let task = progress.start(Phase::Other, "verifying files", Some(work.len() as u64));
     let context =
         Context { root, expected: &expected, modes: modes.as_ref(), strangers: &strangers, counts: &counts, contents: options.contents };
     let found: Vec<Vec<Finding>> = work

@@ -142,6 +142,14 @@ fn the_workflow_of_github_runs() {
     let key = steps.iter().find(|step| step["uses"].as_str().is_some_and(|uses| uses.starts_with("actions/cache"))).unwrap();
     assert!(key["with"]["key"].as_str().unwrap().contains("hashFiles('tare.lock')"), "{key:?}");
 
+    // The pull request that first adds the lock: the branch it is for has none.
+    let empty = "git update-ref refs/remotes/origin/empty $(git commit-tree -m empty $(git mktree < /dev/null))";
+    assert_eq!(project.run(empty, &[]).code, 0);
+    let difference = steps.iter().find(|step| step["name"] == "What the change does").unwrap()["run"].as_str().unwrap();
+    let first = project.run(difference, &[variables[0], ("GITHUB_BASE_REF", "empty"), variables[2]]);
+    assert_eq!(first.code, 0, "{}", first.stderr);
+    assert_eq!(std::fs::read_to_string(project.file("diff.md")).unwrap(), "tare.lock is new.\n");
+
     // What fails shows beside its line, and the step fails.
     let step = |name: &str| steps.iter().find(|step| step["name"] == name).unwrap()["run"].as_str().unwrap();
     project.request("lib=3.0");

@@ -177,3 +177,56 @@ fn channels_survive_an_export() {
     let converted = real(&env.tare(&["convert", "tare.lock", "--to", "environment-yaml"]).ok().stdout);
     assert!(converted.contains("- nodefaults"), "{converted}");
 }
+
+#[test]
+fn what_is_made_of_this_machine_is_refused_for_others() {
+    let env = TestEnv::new();
+    let prefix = prefix_with(&env, "e");
+    record(&prefix, "a", "1.0");
+    let lock = env.tare(&["export", "-n", "e", "--format", "tare"]).ok().stdout;
+    // As `tare lock` writes a package of `host`: nothing can be read off its address.
+    let lock = lock.replace("https://conda.anaconda.org/c/", "host:///");
+    let facts = "  name: a\n  version: '1.0'\n  build: '0'\n  build_number: 0\n  subdir: linux-64\n  sha256:";
+    env.write("host.lock", lock.replace("  sha256:", facts));
+    for format in ["dockerfile", "apptainer", "explicit", "conda-lock"] {
+        for command in [["export", "host.lock", "--format", format], ["convert", "host.lock", "--to", format]] {
+            let told = env.tare(&command);
+            assert!(told.code != 0 && told.stdout.is_empty(), "{command:?}: {}", told.stdout);
+            told.stderr_has("`a`").stderr_has("`host`");
+        }
+    }
+    env.tare(&["convert", "host.lock", "--to", "environment-yaml"]).ok().stdout_has("- host");
+    // tare reads its own pixi.lock with it, so it is written, and told.
+    env.tare(&["convert", "host.lock", "--to", "pixi"]).ok().stderr_has("pixi cannot: `a` is of the channel `host`");
+}
+
+#[test]
+fn the_name_of_a_file_goes_through_its_lock() {
+    use crate::common::channel::{Channel, Package};
+    let env = TestEnv::new();
+    let mut channel = Channel::new(env.path().join("channel"));
+    channel.add(&Package::new("a", "1.0").file("share/a", ""));
+    env.write("environment.yml", format!("name: demo\nchannels: ['{}', nodefaults]\ndependencies: [a]\n", channel.url()));
+    env.tare(&["lock", "-f", "environment.yml"]).ok();
+    env.tare(&["export", "tare.lock", "--format", "environment-yaml"]).ok().stdout_has("name: demo\n");
+    env.tare(&["export", "tare.lock", "-o", "again.yml"]).ok().stderr_has("wrote `again.yml`: environment-yaml");
+    // A list without packages is allowed, and told.
+    env.write("empty.txt", "@EXPLICIT\n");
+    env.tare(&["create", "-n", "empty", "-f", "empty.txt"]).ok().stderr_has("`empty.txt` lists no package");
+    env.write("requirements.txt", "no-such-package\n");
+    let list = ["create", "-n", "r", "--override-channels", "-c", &channel.url(), "-f", "requirements.txt"];
+    env.tare(&list).expect_code(3).stderr_has("if it is pip's, make an environment.yml");
+    // What is damaged is said before it is made anew.
+    env.tare(&["sync", "-n", "synced"]).ok();
+    std::fs::remove_file(env.envs().join("synced/share/a")).unwrap();
+    env.tare(&["sync", "-n", "synced"]).ok().stderr_has("is not as installed: `share/a` is missing; it is made anew");
+    assert!(env.envs().join("synced/share/a").exists());
+    // Commands of other tools.
+    env.tare(&["add", "numpy"]).expect_code(2).stderr_has("tare install -n NAME PACKAGE");
+    env.tare(&["freeze", "--json"]).expect_code(2).stdout_has("--format pip");
+    let venv = env.path().join("venv");
+    std::fs::create_dir_all(&venv).unwrap();
+    std::fs::write(venv.join("pyvenv.cfg"), "home = /usr/bin\n").unwrap();
+    let told = env.tare(&["install", "-p", venv.to_str().unwrap(), "a"]).expect_code(1);
+    told.stderr_has("is a virtual environment of Python").stderr_has("-m pip install NAME");
+}

@@ -201,7 +201,7 @@ pub fn materialize(options: &HostOptions, progress: &dyn Progress) -> Result<Hos
     // Nobody else works here while the lock is held: what lies there was left by a kill.
     empty(&work)?;
 
-    let task = progress.start(Phase::Other, "packaging Python for the `host` channel", Some(candidates.len() as u64));
+    let task = progress.start(Phase::Other, "packaging interpreters for the `host` channel", Some(candidates.len() as u64));
     let done = std::sync::atomic::AtomicU64::new(0);
     let records: Result<Vec<Option<Record>>> = candidates
         .par_iter()

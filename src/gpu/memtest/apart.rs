@@ -186,7 +186,7 @@ impl Tasks {
         }
     }
 
-    /// What was under way, in words: "cuda:0: testing memory, pass 12 of 40".
+    /// What was under way, in words: "cuda:0: passes over the memory, pass 12 of 40".
     fn underway(&self) -> Vec<String> {
         let pass = |at: u64, total: Option<u64>| total.map(|total| format!(", pass {} of {total}", at + 1)).unwrap_or_default();
         self.shown.values().map(|(_, label, at, total)| format!("{label}{}", pass(*at, *total))).collect()

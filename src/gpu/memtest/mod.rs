@@ -285,7 +285,7 @@ fn test_with<K: Kernels>(
         return out;
     }
     let total: usize = plan::tests(options.level, options.seed, options.fade).iter().map(|test| test.ops.len()).sum();
-    let task = progress.start(Phase::Other, &format!("{name}: testing memory"), Some(total as u64 + 1));
+    let task = progress.start(Phase::Other, &format!("{name}: passes over the memory"), Some(total as u64 + 1));
     let mut bench = Bench { ledger: &ledger, out: &mut out, options, make, health, progress, task, began };
     if let Err(stop) = bench.stages() {
         bench.stopped(&stop);
@@ -743,7 +743,7 @@ fn conclude(out: &mut DeviceReport) {
     let percent = |part: f64| format!("{:.1} %", 100.0 * part);
     if let Some(worst) = out.findings.iter().min_by_key(|finding| finding.cause) {
         (out.status, out.cause, out.summary) = (Status::Fail, Some(worst.cause), worst.text.clone());
-        out.hints.extend(hint(worst.cause).map(str::to_owned));
+        out.hints.extend(hint(worst.cause, out.device.starts_with("sim:")).map(str::to_owned));
         return;
     }
     // What the machine cannot do is left out of the verdict; what should have been done is not.
@@ -753,7 +753,8 @@ fn conclude(out: &mut DeviceReport) {
         out.status = Status::NotTested;
         out.cause = first.cause;
         out.summary = first.detail.clone().unwrap_or_else(|| first.title.to_owned());
-        out.hints.extend(first.cause.and_then(hint).map(str::to_owned));
+        let simulated = out.device.starts_with("sim:");
+        out.hints.extend(first.cause.and_then(|cause| hint(cause, simulated)).map(str::to_owned));
         return;
     }
     out.status = Status::Pass;
@@ -765,9 +766,24 @@ fn conclude(out: &mut DeviceReport) {
     );
 }
 
-/// What to do next.
-fn hint(cause: Cause) -> Option<&'static str> {
+/// What to do next. A simulated card has no warranty, no driver's messages and nothing to reset.
+fn hint(cause: Cause, simulated: bool) -> Option<&'static str> {
     Some(match cause {
+        Cause::AliasedAddresses
+        | Cause::StuckBit
+        | Cause::FlippedBit
+        | Cause::DriverError
+        | Cause::Timeout
+        | Cause::LateEvents
+        | Cause::Kernels
+        | Cause::Leak
+        | Cause::EccErrors
+        | Cause::RowsRemapped
+        | Cause::Xid
+            if simulated =>
+        {
+            "the card is simulated: its faults are those of the description behind `sim:`"
+        }
         Cause::AllocatorFault => "this is a fault of tare's allocator or of the driver, not of the card's memory: report it with `--json`",
         Cause::AliasedAddresses | Cause::StuckBit => {
             "the card's memory is defective: do not compute on it; keep the report for the warranty"

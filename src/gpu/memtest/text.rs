@@ -44,8 +44,14 @@ impl DeviceReport {
         }
         out.push('\n');
         for step in &self.steps {
-            let detail = step.detail.as_ref().map_or_else(String::new, |detail| format!(": {detail}"));
-            out.push_str(&format!("  {:<10}  {:<19}  {}{detail}\n", step.status.text(), step.name, step.title));
+            // The title says how it should be: beside FAIL it would read as its opposite.
+            let told = match (&step.detail, step.status) {
+                (Some(detail), Status::Fail) => detail.clone(),
+                (None, Status::Fail) => format!("this does not hold: {}", step.title),
+                (Some(detail), _) => format!("{}: {detail}", step.title),
+                (None, _) => step.title.to_owned(),
+            };
+            out.push_str(&format!("  {:<10}  {:<19}  {told}\n", step.status.text(), step.name));
         }
         if !self.bandwidth.is_empty() {
             let copy = self.copy_gb_per_s.map_or_else(String::new, |rate| format!("; the card copies at {rate:.0} GB/s"));
@@ -57,7 +63,10 @@ impl DeviceReport {
                     format!("{} {:.0} GB/s{part}", kind.kind, kind.gb_per_s)
                 })
                 .collect();
-            out.push_str(&format!("  bandwidth: {}{copy}\n", rates.join(", ")));
+            let above = self.bandwidth.iter().any(|kind| kind.of_copy_rate.is_some_and(|part| part >= 1.005));
+            let why =
+                if above { "; above 100 %: a copy reads and writes in turns, a pass that does one of them need not turn" } else { "" };
+            out.push_str(&format!("  bandwidth: {}{copy}{why}\n", rates.join(", ")));
         }
         for finding in self.findings.iter().skip(1).take(SHOWN) {
             out.push_str(&format!("  also: {}\n", finding.text));

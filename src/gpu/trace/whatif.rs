@@ -946,21 +946,31 @@ impl WhatIfReport {
         let _ = writeln!(out, "rules: torch {}, {standing}", b.version);
         let _ = writeln!(out, "orders of driver addresses: {}", self.orders.join(", "));
         let _ = writeln!(out);
-        let _ = writeln!(out, "{:<27} {:>9} {:<17} {:>8} {:>5}  configuration", "peak reserved", "change", "utilisation", "retries", "OOM");
-        let mut row = |result: &ConfResult, recorded: bool| {
-            let change = if recorded { String::new() } else { signed(result.gain) };
-            let utilisation = result.utilisation_per_10000.show(|part| format!("{}.{}%", part / 100, part % 100 / 10));
-            let name = if recorded { format!("(recorded: {})", named(&result.conf)) } else { named(&result.conf).to_owned() };
-            let anew = if result.beginning == Beginning::Anew { " *" } else { "" };
-            let _ = writeln!(
-                out,
-                "{:<27} {:>9} {:<17} {:>8} {:>5}  {name}{anew}",
+        let cells = |result: &ConfResult, recorded: bool| {
+            [
                 result.peak_reserved.show(human),
-                change,
-                utilisation,
+                if recorded { String::new() } else { signed(result.gain) },
+                result.utilisation_per_10000.show(|part| format!("{}.{}%", part / 100, part % 100 / 10)),
                 result.retries.show(|n| n.to_string()),
                 result.ooms.show(|n| n.to_string()),
-            );
+            ]
+        };
+        let headings = ["peak reserved", "change", "utilisation", "retries", "OOM"].map(str::to_owned);
+        let mut widths = headings.each_ref().map(|text| text.chars().count());
+        for cells in std::iter::once(cells(&self.recorded, true)).chain(self.results.iter().map(|result| cells(result, false))) {
+            for (width, cell) in widths.iter_mut().zip(&cells) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
+        let line = |[peak, change, utilisation, retries, ooms]: &[String; 5], name: &str| {
+            let [a, b, c, d, e] = widths;
+            format!("{peak:>a$}  {change:>b$}  {utilisation:>c$}  {retries:>d$}  {ooms:>e$}  {name}")
+        };
+        let _ = writeln!(out, "{}", line(&headings, "configuration"));
+        let mut row = |result: &ConfResult, recorded: bool| {
+            let name = if recorded { format!("(recorded: {})", named(&result.conf)) } else { named(&result.conf).to_owned() };
+            let anew = if result.beginning == Beginning::Anew { " *" } else { "" };
+            let _ = writeln!(out, "{}", line(&cells(result, recorded), &format!("{name}{anew}")));
             if let Some(ran_out) = &result.ran_out {
                 let event = ran_out.event.map_or("at the beginning".to_owned(), |event| format!("at event {event}"));
                 let frame = ran_out.frame.as_deref().map_or(String::new(), |frame| format!(", in {}", clean(frame)));
