@@ -1,5 +1,6 @@
 //! The main job in one call: inputs to an environment, or to the plan of one.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +11,11 @@ use serde_json::{Value, json};
 use crate::change::Lost;
 use crate::channel::Session;
 use crate::config::Settings;
+use crate::diff::{self, Side};
 use crate::error::{Error, Result};
-use crate::install::{self, Cancel, ExistingEnvironment, Installed, LinkMode, LinkScripts, Plan, TargetState};
+use crate::install::{self, Cancel, ExistingEnvironment, Installed, LinkMode, LinkScripts, Plan, Stamp, TargetState};
 use crate::prefix::{Places, Which};
-use crate::pypi::{PypiPlan, PypiRecord, PypiSource};
+use crate::pypi::{PypiPlan, PypiRecord, PypiSource, Section};
 use crate::report::{Progress, Silent};
 use crate::resolve::{self, Inputs, Prepared, Resolved};
 use crate::solve;
@@ -84,10 +86,19 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
     let prepared = resolve::prepare(inputs, settings, &session, &*progress).await?;
     let prefix = place(options, &prepared, settings)?;
 
-    if !options.dry_run {
+    {
+        let request = Request { prepared: &prepared, inputs, settings };
         match install::state_of_target(&prefix)? {
-            TargetState::Environment(existing) => match difference(&existing, &prepared, !options.force, &*progress) {
+            TargetState::Environment(existing) => match difference(&existing, &request, !options.force, &*progress) {
                 None => return Ok(Outcome::Same { prefix }),
+                Some(why) if options.dry_run && options.force => {
+                    progress.note(&format!("the environment that is there would be replaced: {why}"));
+                    tell_lost(&prefix, &*progress);
+                }
+                Some(why) if options.dry_run => {
+                    let hints: Vec<String> = in_place(inputs, options).into_iter().chain(["to replace it: --force".to_owned()]).collect();
+                    progress.warn(&format!("there already is an environment, and it differs: {why}"), &hints);
+                }
                 Some(_) if options.force => {
                     // Refused, and told, before anything is lost.
                     install::accept_target(&prefix, true, options.override_frozen)?;
@@ -112,6 +123,7 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
                     return Err(error);
                 }
             },
+            _ if options.dry_run => {}
             TargetState::Absent | TargetState::EmptyFolder | TargetState::Foreign | TargetState::File => {
                 // Refused now rather than after a long solve.
                 install::accept_target(&prefix, options.force, options.override_frozen)?;
@@ -127,19 +139,6 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
     let pypi = resolve::pip_half(&prepared, &resolved.records, &pip, settings, &session, progress.clone()).await?;
     let planned = Planned { prefix, prepared, resolved, pypi };
     if options.dry_run {
-        if let Ok(TargetState::Environment(existing)) = install::state_of_target(&planned.prefix) {
-            match difference(&existing, &planned.prepared, !options.force, &*progress) {
-                None => progress.note("the environment is there already and as asked: `create` would do nothing"),
-                Some(why) if options.force => {
-                    progress.note(&format!("the environment that is there would be replaced: {why}"));
-                    tell_lost(&planned.prefix, &*progress);
-                }
-                Some(why) => {
-                    let hints: Vec<String> = in_place(inputs, options).into_iter().chain(["to replace it: --force".to_owned()]).collect();
-                    progress.warn(&format!("there already is an environment, and it differs: {why}"), &hints);
-                }
-            }
-        }
         return Ok(Outcome::Planned(Box::new(planned)));
     }
     let mut plan = plan(&planned, options, settings)?;
@@ -153,7 +152,7 @@ pub async fn create(inputs: &Inputs, options: &Options, settings: &Settings, pro
             if !options.force
                 && !plan.placed.load(std::sync::atomic::Ordering::SeqCst)
                 && let Ok(TargetState::Environment(existing)) = install::state_of_target(&planned.prefix)
-                && difference(&existing, &planned.prepared, true, &Silent).is_none()
+                && difference(&existing, &Request { prepared: &planned.prepared, inputs, settings }, true, &Silent).is_none()
             {
                 return Ok(Outcome::Same { prefix: planned.prefix });
             }
@@ -192,28 +191,26 @@ pub fn places(settings: &Settings) -> Places {
     places
 }
 
+/// What is asked for, read and judged.
+struct Request<'a> {
+    prepared: &'a Prepared,
+    inputs: &'a Inputs,
+    settings: &'a Settings,
+}
+
 /// Why the environment is not what the request would make; `None` if it is. Nothing is solved for that: an equal request
 /// is enough, whatever the channels have got since. Files of nobody in site-packages are `tolerated` and told, or a difference.
-fn difference(existing: &ExistingEnvironment, prepared: &Prepared, tolerated: bool, progress: &dyn Progress) -> Option<String> {
+fn difference(existing: &ExistingEnvironment, request: &Request<'_>, tolerated: bool, progress: &dyn Progress) -> Option<String> {
     let Some(stamp) = &existing.stamp else { return Some("it was not made by tare".to_owned()) };
     if stamp.prefix != existing.prefix {
         return Some(format!("it was made at `{}` and moved", stamp.prefix.display()));
     }
-    if stamp.metadata.get("input_digest").and_then(Value::as_str) != Some(&prepared.digest) {
-        let parts: Vec<String> = match stamp.metadata.get("input_parts").and_then(Value::as_object) {
-            Some(before) => {
-                prepared.parts.iter().filter(|(key, value)| before.get(*key) != Some(value)).map(|(key, _)| part(key)).collect()
-            }
-            None => Vec::new(),
-        };
-        return Some(if parts.is_empty() {
-            "it was made from another input".to_owned()
-        } else {
-            format!("it was made from another input; what differs: {}", parts.join(", "))
-        });
+    let same_input = stamp.metadata.get("input_digest").and_then(Value::as_str) == Some(&request.prepared.digest);
+    if !same_input && let Some(why) = other_request(stamp, request) {
+        return Some(why);
     }
     let look = install::look(&existing.prefix, stamp);
-    if let Some(why) = look.difference() {
+    if let Some(why) = look.difference().or_else(|| if same_input { None } else { unsatisfied(&existing.prefix, request.prepared) }) {
         return Some(why);
     }
     let alien = look.aliens.first()?;
@@ -222,6 +219,82 @@ fn difference(existing: &ExistingEnvironment, prepared: &Prepared, tolerated: bo
     }
     install::tell_aliens(&existing.prefix, &look.aliens, progress);
     None
+}
+
+/// What is asked of an environment that was changed since it was made, or was made by another text, beside what is recorded of it; `None` if that is the
+/// same. Each command that changes an environment keeps the record of what is asked of it.
+fn other_request(stamp: &Stamp, request: &Request<'_>) -> Option<String> {
+    let prepared = request.prepared;
+    let facts = &stamp.metadata;
+    let Some(before) = facts.get("input_parts").and_then(Value::as_object) else { return Some("it was made from another input".to_owned()) };
+    let list = |key: &str| -> BTreeSet<String> {
+        facts[key].as_array().into_iter().flatten().filter_map(|text| Some(text.as_str()?.to_owned())).collect()
+    };
+    let differs = |key: &str| match key {
+        // What archives and URLs bring is recorded by other names.
+        "explicit" => prepared.spec.explicit.is_some() || before.get(key) != prepared.parts.get(key),
+        "dependencies" => request.specs().is_none_or(|specs| specs != recorded_specs(stamp)),
+        "default_packages" | "variables" => false,
+        "channels" => facts[key] != json!(prepared.channels.iter().map(|channel| &channel.display).collect::<Vec<_>>()),
+        "pip" => {
+            let section = prepared.pip.clone().unwrap_or_default();
+            let lines = list("pip");
+            let known = facts["pip_contents"].as_object();
+            let contents = section.contents();
+            lines != section.requirements.iter().map(crate::spec::PipItem::shown).collect()
+                || list("pip_context") != section.context().into_iter().collect()
+                || lines.iter().any(|line| known.and_then(|known| known.get(line)).and_then(Value::as_str) != contents.get(line).map(String::as_str))
+        }
+        _ => before.get(key) != prepared.parts.get(key),
+    };
+    let parts: Vec<String> = prepared.parts.keys().filter(|key| differs(key)).map(|key| part(key)).collect();
+    (!parts.is_empty()).then(|| format!("it was made from another input; what differs: {}", parts.join(", ")))
+}
+
+/// The match specs of an environment.
+fn recorded_specs(stamp: &Stamp) -> BTreeSet<String> {
+    let canonical = |text: &String| crate::spec::parse_match_spec(text, None).map_or_else(|_| text.clone(), |spec| spec.to_string());
+    stamp.requested.iter().map(canonical).collect()
+}
+
+impl Request<'_> {
+    /// The match specs; `None` where a package is asked for otherwise.
+    fn specs(&self) -> Option<BTreeSet<String>> {
+        let mut specs = BTreeSet::new();
+        let mut names = BTreeSet::new();
+        for dependency in &self.prepared.spec.dependencies {
+            let crate::spec::Dependency::Match { spec, .. } = dependency else { return None };
+            names.extend(spec.name.as_exact().cloned());
+            specs.insert(spec.to_string());
+        }
+        if self.inputs.default_packages {
+            for text in &self.settings.create_default_packages.value {
+                let spec = crate::spec::parse_match_spec(text, None).ok()?;
+                if spec.name.as_exact().is_none_or(|name| !names.contains(name)) {
+                    specs.insert(spec.to_string());
+                }
+            }
+        }
+        Some(specs)
+    }
+}
+
+/// What the environment lacks of the request; `None` if it has it all.
+fn unsatisfied(prefix: &Path, prepared: &Prepared) -> Option<String> {
+    let look = || -> Result<Option<String>> {
+        let prefix = crate::prefix::Prefix::open(prefix)?;
+        let mut spec = prepared.spec.clone();
+        let section = prepared.pip.clone().unwrap_or_default();
+        spec.pip.clone_from(&section.requirements);
+        let (asked, there) = (Side::of_request("the request", spec), Side::of_prefix("the environment", &prefix)?);
+        let report = diff::compare(&asked, &there, None)?;
+        if let Some(first) = report.differences.first() {
+            return Ok(Some(format!("it is not as asked for: {}", first.line())));
+        }
+        let lacking = crate::pypi::installed::lacking(&prefix, &section)?;
+        Ok(lacking.map(|(name, needs)| format!("`{name}` needs `{needs}`, which is not there")))
+    };
+    look().unwrap_or_else(|error| Some(error.to_string()))
 }
 
 /// A part of a request as people know it.
@@ -322,6 +395,8 @@ pub(crate) fn facts(planned: &Planned) -> Value {
         "gpu": solution.map(|solution| &solution.gpu),
         "pip_resolver": planned.pypi.as_ref().and_then(|pypi| pypi.engine.as_ref()),
         "pip": prepared.pip.iter().flat_map(|section| &section.requirements).map(crate::spec::PipItem::shown).collect::<Vec<_>>(),
+        "pip_context": prepared.pip.as_ref().map(Section::context).unwrap_or_default(),
+        "pip_contents": prepared.pip.as_ref().map(Section::contents).unwrap_or_default(),
     })
 }
 

@@ -9,6 +9,7 @@ mod find;
 mod lost;
 mod plan;
 mod repair;
+mod requests;
 mod revert;
 mod survey;
 mod variables;
@@ -318,6 +319,7 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
     let path = crate::prefix::locate(&which, &create::places(settings))?;
     let mut open = open(&path, options, &*progress).await?;
     if mode == (Mode::Update { prune: false }) {
+        requests::qualify(&open, &mut inputs.specs);
         refuse_absent(&open, &inputs.specs)?;
     }
     remember(&mut inputs, &open, &*progress);
@@ -331,7 +333,11 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
             .hint("leave out --platform and CONDA_SUBDIR, or make another environment: tare create"));
     }
     prepared.pinned.extend(pins(&open.prefix)?);
+    requests::recall(mode, &open, &mut prepared)?;
     let request = Request::new(mode, &open, &prepared.spec.dependencies)?;
+    if request.is_everything(mode, &prepared) {
+        requests::tell_of_python(&open, &*progress);
+    }
     let mut resolved = request.solve(mode, &open, &mut prepared, &inputs, settings, &session, progress.clone()).await?;
     if let Some(solution) = &resolved.solution {
         resolve::tell(solution, &*progress);
@@ -381,14 +387,14 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
     let planned = Planned { prefix: open.prefix.path().to_owned(), prepared, resolved, pypi };
     let mut facts = create::facts(&planned);
     if !prune {
-        keep_lines(&mut facts, open.stamp.as_ref());
+        requests::keep(&mut facts, open.stamp.as_ref());
     }
     if prune && open.prefix.pinned()?.is_empty() {
         plan.same_input = open.stamp.as_ref().is_some_and(|stamp| stamp.metadata.get("input_digest") == facts.get("input_digest"));
     } else {
         // Made by several commands: no single input describes it.
         facts["input_digest"] = serde_json::Value::Null;
-        plan.same_input = true;
+        plan.same_input = prune || requests::same(&facts, open.stamp.as_ref());
     }
     let mut link = create::plan(&planned, &options.for_create(), settings)?;
     link.metadata = facts;
@@ -401,16 +407,6 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
         Some(run(&plan, &mut open, link, &session, settings, progress).await?)
     };
     Ok(Outcome { plan, changed })
-}
-
-/// Keeps what earlier `pip:` sections asked for by name, unless the new one asks for the same packages.
-fn keep_lines(facts: &mut serde_json::Value, stamp: Option<&Stamp>) {
-    let named = |line: &serde_json::Value| line.as_str().and_then(crate::export::requirement_name);
-    let Some(lines) = facts["pip"].as_array_mut() else { return };
-    let own: BTreeSet<String> = lines.iter().filter_map(named).collect();
-    let before = stamp.and_then(|stamp| stamp.metadata["pip"].as_array()).into_iter().flatten();
-    let kept: Vec<_> = before.filter(|line| named(line).is_some_and(|name| !own.contains(&name))).cloned().collect();
-    lines.splice(0..0, kept);
 }
 
 /// The pip half of a change. What is installed stays where it can, but what an update names.
@@ -428,7 +424,9 @@ async fn python_half(
     let Some(section) = &prepared.pip else { return Ok(None) };
     let named: BTreeSet<String> = match mode {
         Mode::Update { prune: false } => section.written_names().map(|name| name.to_string()).collect(),
-        _ => BTreeSet::new(),
+        // As with conda packages: what is named on the command line may move.
+        Mode::Install { .. } => requests::arguments(section).map(|name| name.to_string()).collect(),
+        Mode::Update { prune: true } => BTreeSet::new(),
     };
     let held = open.python.iter().filter(|installed| !named.contains(&installed.name));
     let held = held.filter_map(|installed| Some((installed.name.parse().ok()?, installed.version.parse().ok()?))).collect();
@@ -534,7 +532,7 @@ impl Request {
             let name = name_text(name);
             request.explicit_python |= name == "python";
             // What was asked for of a package holds when it is updated by its bare name.
-            let argument = place.as_ref().is_none_or(|place| place.name.starts_with("<argument "));
+            let argument = place.is_none() || spec::is_argument(place.as_ref());
             if update && !prune && argument && spec.to_string() == name {
                 request.carried.insert(name.clone());
                 let text = open.requested.get(&name).cloned().unwrap_or_else(|| name.clone());
@@ -559,6 +557,11 @@ impl Request {
         Ok(request)
     }
 
+    /// Whether all packages are to be updated.
+    fn is_everything(&self, mode: Mode, prepared: &resolve::Prepared) -> bool {
+        matches!(mode, Mode::Update { prune: false }) && self.named.is_empty() && self.own.is_empty() && prepared.pip.is_none()
+    }
+
     /// Solves with everything installed kept in, then, if that cannot be, with what was asked for and what stands alone.
     #[allow(clippy::too_many_arguments)]
     async fn solve(
@@ -575,8 +578,7 @@ impl Request {
             return resolve::resolve(prepared, Vec::new(), Favor::Newest, inputs, settings, session, progress).await;
         }
         let installed: Vec<RepoDataRecord> = open.known.iter().map(|known| known.record.repodata_record.clone()).collect();
-        let everything =
-            matches!(mode, Mode::Update { prune: false }) && self.named.is_empty() && self.own.is_empty() && prepared.pip.is_none();
+        let everything = self.is_everything(mode, prepared);
         let favor = match mode {
             Mode::Update { prune: true } => Favor::Locked,
             _ if everything => Favor::Newest,
@@ -704,6 +706,12 @@ pub async fn remove(names: &[String], prune: bool, options: &Options, settings: 
         }
         gone.extend(unreached(&left, &asked));
     }
+    if gone.contains("python") {
+        // Without it their folder is nobody's.
+        let all: Vec<&Installed> = open.python.iter().filter(|installed| !gone_python.contains(&installed.name)).collect();
+        needing.extend(all.iter().map(|installed| installed.qualified()));
+        gone_python.extend(all.into_iter().map(|installed| installed.name.clone()));
+    }
     // The distributions that go: those named, and those of conda packages that no other package brings.
     let mut lost = gone_python.clone();
     for known in open.known.iter().filter(|known| gone.contains(known.name().as_normalized())) {
@@ -762,9 +770,7 @@ pub async fn add_wheels(wheels: &[ReadyWheel], options: &Options, settings: &Set
         return Ok(Outcome { plan, changed: None });
     }
     let session = Session::open(settings, progress.clone())?;
-    let mut link = unsolved(&plan, &open, options)?;
-    // As the rest of the environment.
-    link.compile = !options.no_compile && open.stamp.as_ref().is_some_and(|stamp| stamp.compiled);
+    let link = unsolved(&plan, &open, options)?;
     let changed = run(&plan, &mut open, link, &session, settings, progress).await?;
     Ok(Outcome { plan, changed: Some(changed) })
 }
@@ -782,7 +788,8 @@ fn unsolved(plan: &ChangePlan, open: &Open, options: &Options) -> Result<install
     link.requested = plan.requested_specs();
     link.command.clone_from(&options.command);
     link.cancel = options.cancel.clone();
-    link.compile = false;
+    // As the rest of the environment.
+    link.compile = !options.no_compile && open.stamp.as_ref().is_some_and(|stamp| stamp.compiled);
     link.metadata = open.stamp.as_ref().map_or(serde_json::Value::Null, |stamp| stamp.metadata.clone());
     // tare's own tooling is part of no input and no lock.
     let only_tooling = plan.link.is_empty()
@@ -791,6 +798,7 @@ fn unsolved(plan: &ChangePlan, open: &Open, options: &Options) -> Result<install
         && plan.pypi.unlink.iter().all(Installed::is_tooling);
     if let Some(facts) = link.metadata.as_object_mut().filter(|_| !only_tooling) {
         forget_input(facts);
+        requests::forget(facts, &plan.pypi);
     }
     Ok(link)
 }

@@ -203,6 +203,11 @@ impl Side {
         })
     }
 
+    /// What somebody asks for.
+    pub fn of_request(label: &str, spec: EnvSpec) -> Self {
+        Side { label: label.to_owned(), content: Content::Request(Box::new(spec)), notes: Vec::new() }
+    }
+
     /// A lock.
     ///
     /// # Errors
@@ -237,7 +242,7 @@ impl Side {
             target_given: true,
         };
         let spec = spec::read(&[spec::Fetched { name, bytes, base_dir }], &[], &options)?;
-        Ok(Side { label: label.to_owned(), content: Content::Request(Box::new(spec)), notes: Vec::new() })
+        Ok(Self::of_request(label, spec))
     }
 }
 

@@ -120,7 +120,7 @@ impl Query<'_> {
             constraints.push_str(&requirement_line(item, hashes)?);
             constraints.push('\n');
         }
-        for line in self.section.held() {
+        for line in self.section.earlier().iter().chain(self.section.held()) {
             constraints.push_str(line);
             constraints.push('\n');
         }

@@ -316,6 +316,41 @@ fn needs(installed: &Installed, python: &str) -> Vec<String> {
         .collect()
 }
 
+/// A distribution that is installed and one that it needs, which is not there; `None` if all are. Extras count where the section asks for them.
+///
+/// # Errors
+/// The packages cannot be read.
+pub(crate) fn lacking(prefix: &Prefix, section: &super::Section) -> Result<Option<(String, String)>> {
+    let all = read(prefix);
+    if all.is_empty() {
+        return Ok(None);
+    }
+    let records = prefix.records()?;
+    let python = super::install::python_version(records.iter().map(|record| &record.repodata_record.package_record));
+    let Some(markers) = python.and_then(|python| markers(&python.to_string())) else { return Ok(None) };
+    let mut there = brought(records.iter().flat_map(|record| record.files.iter().map(PathBuf::as_path)));
+    there.extend(all.iter().map(|installed| installed.name.clone()));
+    let asked: BTreeMap<String, Vec<pep508_rs::ExtraName>> = section
+        .requirements
+        .iter()
+        .filter_map(|item| match &item.kind {
+            crate::spec::PipKind::Requirement { requirement, .. } => Some((normalize(requirement.name.as_ref()), requirement.extras.clone())),
+            _ => None,
+        })
+        .collect();
+    for installed in &all {
+        let extras = asked.get(&installed.name).map(Vec::as_slice).unwrap_or_default();
+        let needs = installed.requires.iter().filter_map(|text| Requirement::<Url>::from_str(text).ok());
+        let lacking = needs
+            .filter(|requirement| requirement.evaluate_markers(&markers, &[]) || requirement.evaluate_markers(&markers, extras))
+            .find(|requirement| !there.contains(&normalize(requirement.name.as_ref())));
+        if let Some(requirement) = lacking {
+            return Ok(Some((installed.name.clone(), requirement.name.to_string())));
+        }
+    }
+    Ok(None)
+}
+
 /// What `installed` need, normalized. `python`: full version of the interpreter.
 pub(crate) fn all_needs<'a>(installed: impl IntoIterator<Item = &'a Installed>, python: &str) -> BTreeSet<String> {
     installed.into_iter().flat_map(|installed| needs(installed, python)).collect()

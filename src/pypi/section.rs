@@ -1,6 +1,6 @@
 //! A `pip:` section taken apart: what to install, what holds it, where to look. Files named by `-r` and `-c` are read; the rest is as written.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -28,6 +28,8 @@ pub struct Section {
     pub options: Options,
     /// Constraints that are given up where nothing fits otherwise.
     held: Vec<String>,
+    /// What was asked for earlier of packages that this section does not name: constraints that are no part of the request.
+    earlier: Vec<String>,
     /// Files by URL that were not fetched yet.
     pending: Vec<Pending>,
 }
@@ -124,6 +126,16 @@ impl Section {
         &self.held
     }
 
+    /// Has the versions that were asked for earlier hold on. `lines`: constraints, by name and version.
+    pub fn hold_requests(&mut self, lines: Vec<String>) {
+        self.earlier = lines;
+    }
+
+    /// The lines of [`Section::hold_requests`].
+    pub(super) fn earlier(&self) -> &[String] {
+        &self.earlier
+    }
+
     /// The section without [`Section::hold`].
     pub(super) fn released(&self) -> Self {
         Section { held: Vec::new(), ..self.clone() }
@@ -215,15 +227,14 @@ impl Section {
     /// What decides the outcome, as text for a digest: the same text means the same request. Files of this machine count by their contents (of
     /// folders: by what says how they are built); credentials do not count, because they may change from run to run.
     pub fn facts(&self) -> Vec<String> {
-        let mut facts = Vec::new();
-        for (list, items) in [("install", &self.requirements), ("hold", &self.constraints)] {
-            for item in items {
-                facts.push(format!("{list} {}", mask_secrets(&requirement_line(item, true).unwrap_or_else(|_| item.shown()))));
-                if let Some(path) = local_path(&item.kind) {
-                    facts.push(format!("content {}", content_digest(&path)));
-                }
-            }
-        }
+        let mut facts = item_facts("install", &self.requirements);
+        facts.extend(self.context());
+        facts
+    }
+
+    /// The part of [`Section::facts`] that is about no single thing to install: constraints, options, files that were not fetched.
+    pub fn context(&self) -> Vec<String> {
+        let mut facts = item_facts("hold", &self.constraints);
         let options = &self.options;
         for line in options.lines(true) {
             facts.push(mask_secrets(&line));
@@ -234,6 +245,11 @@ impl Section {
             }),
         );
         facts
+    }
+
+    /// The digest of what each requirement installs from this machine, by the requirement as it is shown. See [`Section::facts`].
+    pub fn contents(&self) -> BTreeMap<String, String> {
+        self.requirements.iter().filter_map(|item| Some((item.shown(), content_digest(&local_path(&item.kind)?)))).collect()
     }
 
     /// The names that the section asks for, each with the extras; of requirements whose name is not written, none.
@@ -296,6 +312,17 @@ impl Options {
         }
         lines
     }
+}
+
+fn item_facts(list: &str, items: &[PipItem]) -> Vec<String> {
+    let mut facts = Vec::new();
+    for item in items {
+        facts.push(format!("{list} {}", mask_secrets(&requirement_line(item, true).unwrap_or_else(|_| item.shown()))));
+        if let Some(path) = local_path(&item.kind) {
+            facts.push(format!("content {}", content_digest(&path)));
+        }
+    }
+    facts
 }
 
 /// A distribution that the section names.

@@ -386,6 +386,11 @@ pub fn read(inputs: &[Fetched], command_line: &[String], options: &ReadOptions) 
     Ok(merged)
 }
 
+/// Whether something was named on the command line rather than in a file.
+pub(crate) fn is_argument(place: Option<&Place>) -> bool {
+    place.is_some_and(|place| place.name.starts_with("<argument "))
+}
+
 /// A requirement that was written `pypi::REQUIREMENT` on the command line: as a line of the `pip:` section.
 fn python_argument(written: &str, options: &ReadOptions, place: &Place) -> Result<PipItem> {
     let context = requirements::Context { base_dir: Some(&options.root_dir), env: &options.env };
