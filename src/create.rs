@@ -226,7 +226,9 @@ fn difference(existing: &ExistingEnvironment, request: &Request<'_>, tolerated: 
 fn other_request(stamp: &Stamp, request: &Request<'_>) -> Option<String> {
     let prepared = request.prepared;
     let facts = &stamp.metadata;
-    let Some(before) = facts.get("input_parts").and_then(Value::as_object) else { return Some("it was made from another input".to_owned()) };
+    let Some(before) = facts.get("input_parts").and_then(Value::as_object) else {
+        return Some("it was made from another input".to_owned());
+    };
     let list = |key: &str| -> BTreeSet<String> {
         facts[key].as_array().into_iter().flatten().filter_map(|text| Some(text.as_str()?.to_owned())).collect()
     };
@@ -243,7 +245,9 @@ fn other_request(stamp: &Stamp, request: &Request<'_>) -> Option<String> {
             let contents = section.contents();
             lines != section.requirements.iter().map(crate::spec::PipItem::shown).collect()
                 || list("pip_context") != section.context().into_iter().collect()
-                || lines.iter().any(|line| known.and_then(|known| known.get(line)).and_then(Value::as_str) != contents.get(line).map(String::as_str))
+                || lines
+                    .iter()
+                    .any(|line| known.and_then(|known| known.get(line)).and_then(Value::as_str) != contents.get(line).map(String::as_str))
         }
         _ => before.get(key) != prepared.parts.get(key),
     };

@@ -837,7 +837,6 @@ fn write_metadata(
         version: installed.version.clone(),
         source: None,
     }));
-    revisions::note(stage, (!job.is_copy()).then_some(job.base.as_path()), &history, python)?;
     let exact_modes = exact_modes(job);
     let notes = Notes {
         prefix: &plan.prefix,
@@ -851,6 +850,9 @@ fn write_metadata(
         exact_modes: &exact_modes,
         pypi: &pypi,
     };
+    let gone = job.unlink.iter().map(|known| &known.record.repodata_record).collect();
+    let note = revisions::Note { packages: python, request: notes.request(state.clone()), gone, there: &all };
+    revisions::note(stage, (!job.is_copy()).then_some(job.base.as_path()), &history, note)?;
     metadata::write_stamp(stage, &notes, state, written, &prefix_records)?;
     if let Some((name, text)) = &job.marker {
         replace(&stage.join(metadata::TARE_FOLDER).join(name), text.as_bytes())?;

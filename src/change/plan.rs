@@ -46,6 +46,8 @@ pub struct PlanRow {
     pub sign: char,
     /// Name of the package.
     pub name: String,
+    /// It is a Python package that no conda package brings.
+    pub python: bool,
     /// Version and build before.
     pub old: Option<(String, String)>,
     /// Version and build after.
@@ -58,7 +60,7 @@ pub struct PlanRow {
 
 impl PlanRow {
     fn new(sign: char, name: &str) -> Self {
-        PlanRow { sign, name: name.to_owned(), old: None, new: None, channel: None, size: None }
+        PlanRow { sign, name: name.to_owned(), python: false, old: None, new: None, channel: None, size: None }
     }
 
     /// What the package becomes.
@@ -212,6 +214,11 @@ impl ChangePlan {
         self.keep.len()
     }
 
+    /// Number of Python packages that stay, of those that no conda package brings.
+    pub fn python_kept(&self) -> usize {
+        self.pypi.keep.len()
+    }
+
     pub(super) fn warn_about_pip(&self, progress: &dyn Progress) {
         let Some((old, new)) = &self.python_moves else { return };
         let names: Vec<String> = self.pypi.keep.iter().map(|installed| installed.name.clone()).collect();
@@ -241,7 +248,7 @@ impl ChangePlan {
         }
         let build = |version: &dyn std::fmt::Display| Some((version.to_string(), "pypi_0".to_owned()));
         for installed in &self.pypi.unlink {
-            python.insert(&installed.name, PlanRow { old: build(&installed.version), ..PlanRow::new('-', &installed.name) });
+            python.insert(&installed.name, PlanRow { python: true, old: build(&installed.version), ..PlanRow::new('-', &installed.name) });
         }
         for ready in &self.pypi.link {
             let name = ready.record.name.as_ref();
@@ -249,7 +256,7 @@ impl ChangePlan {
                 crate::pypi::PypiSource::Archive { size, .. } => *size,
                 _ => None,
             };
-            let row = python.entry(name).or_insert_with(|| PlanRow::new('+', name));
+            let row = python.entry(name).or_insert_with(|| PlanRow { python: true, ..PlanRow::new('+', name) });
             row.becomes(build(&ready.record.version), "pypi".to_owned(), size);
         }
         rows.into_values().chain(python.into_values()).collect()
@@ -274,7 +281,9 @@ impl ChangePlan {
         if !self.pypi.is_empty() {
             let link = self.pypi.link.iter().map(|ready| json!({ "name": ready.record.name, "version": ready.record.version.to_string() }));
             let unlink = self.pypi.unlink.iter().map(|installed| json!({ "name": installed.name, "version": installed.version }));
-            document["pypi"] = json!({ "link": link.collect::<Vec<_>>(), "unlink": unlink.collect::<Vec<_>>() });
+            document["pypi"] = json!({
+                "link": link.collect::<Vec<_>>(), "unlink": unlink.collect::<Vec<_>>(), "kept": self.pypi.keep.len()
+            });
         }
         document
     }

@@ -73,7 +73,8 @@ pub(super) fn recall(mode: Mode, open: &Open, prepared: &mut resolve::Prepared) 
     if matches!(mode, Mode::Update { .. }) {
         for item in section.requirements.iter_mut().filter(|item| is_argument(item.place.as_ref())) {
             let PipKind::Requirement { requirement, hashes } = &item.kind else { continue };
-            let is_bare = requirement.version_or_url.is_none() && requirement.extras.is_empty() && requirement.marker == pep508_rs::MarkerTree::TRUE;
+            let is_bare =
+                requirement.version_or_url.is_none() && requirement.extras.is_empty() && requirement.marker == pep508_rs::MarkerTree::TRUE;
             if let Some((line, earlier)) = recorded.get(&normalize(requirement.name.as_ref())).filter(|_| is_bare && hashes.is_empty()) {
                 let kind = PipKind::Requirement { requirement: Box::new(earlier.clone()), hashes: Vec::new() };
                 *item = PipItem { kind, text: (*line).to_owned(), ..item.clone() };
@@ -85,9 +86,8 @@ pub(super) fn recall(mode: Mode, open: &Open, prepared: &mut resolve::Prepared) 
         return Ok(());
     }
     let named: BTreeSet<String> = section.written_names().map(|name| name.to_string()).collect();
-    let others = recorded.into_iter().filter(|(name, _)| {
-        !named.contains(name) && open.python.iter().any(|installed| installed.name == *name)
-    });
+    let others =
+        recorded.into_iter().filter(|(name, _)| !named.contains(name) && open.python.iter().any(|installed| installed.name == *name));
     let held = others.filter(|(_, (_, requirement))| requirement.version_or_url.is_some()).map(|(_, (_, mut requirement))| {
         // A constraint has no extras.
         requirement.extras.clear();
@@ -112,7 +112,8 @@ pub(super) fn tell_of_python(open: &Open, progress: &dyn Progress) {
 pub(super) fn keep(facts: &mut Value, stamp: Option<&Stamp>) {
     let Some(before) = stamp.map(|stamp| &stamp.metadata) else { return };
     let own: BTreeSet<String> = lines(facts).map(|line| requirement_name(line).unwrap_or_else(|| line.to_owned())).collect();
-    let kept: Vec<&str> = lines(before).filter(|line| !own.contains(&requirement_name(line).unwrap_or_else(|| (*line).to_owned()))).collect();
+    let kept: Vec<&str> =
+        lines(before).filter(|line| !own.contains(&requirement_name(line).unwrap_or_else(|| (*line).to_owned()))).collect();
     let mut all: Vec<Value> = kept.iter().map(|line| Value::from(*line)).collect();
     if let Some(lines) = facts[LINES].as_array_mut() {
         all.append(lines);
@@ -143,11 +144,8 @@ pub(super) fn same(facts: &Value, stamp: Option<&Stamp>) -> bool {
 
 /// Takes the lines of packages that go from the notes.
 pub(super) fn forget(facts: &mut Map<String, Value>, changes: &Changes) {
-    let gone: Vec<&Installed> = changes
-        .unlink
-        .iter()
-        .filter(|installed| !changes.link.iter().any(|ready| ready.record.name.as_ref() == installed.name))
-        .collect();
+    let gone: Vec<&Installed> =
+        changes.unlink.iter().filter(|installed| !changes.link.iter().any(|ready| ready.record.name.as_ref() == installed.name)).collect();
     let mut taken = BTreeSet::new();
     if let Some(Value::Array(lines)) = facts.get_mut(LINES) {
         lines.retain(|line| {
@@ -199,7 +197,13 @@ mod tests {
             extras: Vec::new(),
         };
         let wheel = WheelFacts { file_name: format!("{name}-1-py3-none-any.whl"), sha256: String::new(), size: 0, built: false };
-        let tare = source.map(|source| TareRecord { schema_version: 1, record: record(source), wheel, dist_info: String::new(), files: Vec::new() });
+        let tare = source.map(|source| TareRecord {
+            schema_version: 1,
+            record: record(source),
+            wheel,
+            dist_info: String::new(),
+            files: Vec::new(),
+        });
         Installed {
             name: name.to_owned(),
             version: "1".to_owned(),
@@ -250,7 +254,10 @@ mod tests {
         let before = stamp(serde_json::json!({ "pip": ["a<2", "./x", "b"], "pip_context": ["hold c<1"], "pip_contents": { "./x": "1" } }));
         let mut facts = serde_json::json!({ "pip": ["B>=3", "d"], "pip_context": ["--pre"], "pip_contents": {} });
         keep(&mut facts, Some(&before));
-        assert_eq!(facts, serde_json::json!({ "pip": ["a<2", "./x", "B>=3", "d"], "pip_context": ["hold c<1", "--pre"], "pip_contents": { "./x": "1" } }));
+        assert_eq!(
+            facts,
+            serde_json::json!({ "pip": ["a<2", "./x", "B>=3", "d"], "pip_context": ["hold c<1", "--pre"], "pip_contents": { "./x": "1" } })
+        );
         assert!(!same(&facts, Some(&before)) && same(&facts, Some(&stamp(facts.clone()))));
         let source = PypiSource::Directory { path: "/w/x".into(), editable: false };
         let changes = Changes { unlink: vec![installed("mine", Some(source)), installed("d", None)], ..Changes::default() };

@@ -66,6 +66,7 @@ pub async fn revert(number: usize, options: &Options, settings: &Settings, progr
     }
     let subdir = open.prefix.subdir().ok_or_else(|| Error::failure("the platform of the environment cannot be told"))?;
     let session = Session::open(settings, progress.clone())?;
+    let book = Book::read(open.prefix.path(), &revisions)?;
     if !missing.is_empty() {
         let facts = open.stamp.as_ref().map_or(&serde_json::Value::Null, |stamp| &stamp.metadata);
         let channels: Vec<String> =
@@ -78,7 +79,11 @@ pub async fn revert(number: usize, options: &Options, settings: &Settings, progr
             let error = not_found(&format!("cannot go back to revision {number}"), &lacking);
             return Err(if session.offline { error.hint("the network is off: without --offline the channels are asked") } else { error });
         }
-        records.extend(found.into_iter().filter_map(|found| found.records.into_iter().next()));
+        for record in found.into_iter().filter_map(|found| found.records.into_iter().next()) {
+            // As it was described when it was installed.
+            let noted = state.iter().filter_map(|text| book.record(text)).find(|noted| is_same(noted, &record));
+            records.push(noted.cloned().unwrap_or(record));
+        }
     }
     check_names(&records, number)?;
     warn_about_needs(&records, &*progress);
@@ -95,15 +100,16 @@ pub async fn revert(number: usize, options: &Options, settings: &Settings, progr
         .collect();
     plan.remove_specs = open.requested.keys().filter(|name| !requested.contains_key(*name)).cloned().collect();
     plan.requested = requested;
-    plan.same_input = true;
-    python_half(&mut plan, &open, &revisions, number, &session, settings, options, progress.clone()).await?;
+    let then_request = book.request(number);
+    plan.same_input = then_request.is_none_or(|request| super::requests::same(&request.metadata, open.stamp.as_ref()));
+    let whole = python_half(&mut plan, &open, &book, number, &session, settings, options, progress.clone()).await?;
     plan.warn_about_pip(&*progress);
     if options.dry_run || plan.is_nothing(&open) {
         return Ok(Outcome { plan, changed: None });
     }
     let mut link = install::Plan::new(open.prefix.path(), subdir, plan.link.clone());
     link.link_mode = create::link_mode(options.link_mode, settings)?;
-    link.compile = settings.compile.value && !options.no_compile;
+    link.compile = then_request.map_or(settings.compile.value, |request| request.compiled) && !options.no_compile;
     link.clobber = options.clobber;
     link.external_links = if options.allow_external_links { install::ExternalLinks::Warn } else { install::ExternalLinks::Deny };
     link.link_scripts = create::link_scripts(&options.allow_link_scripts)?;
@@ -112,32 +118,53 @@ pub async fn revert(number: usize, options: &Options, settings: &Settings, progr
     link.command.clone_from(&options.command);
     link.cancel = options.cancel.clone();
     link.metadata = open.stamp.as_ref().map_or(serde_json::Value::Null, |stamp| stamp.metadata.clone());
-    if let Some(facts) = link.metadata.as_object_mut() {
+    let mut same_input = false;
+    if let Some(request) = then_request {
+        link.metadata = request.metadata.clone();
+        let specs: Vec<MatchSpec> = request.requested.iter().filter_map(|text| crate::spec::parse_match_spec(text, None).ok()).collect();
+        if specs.len() >= link.requested.len() {
+            link.requested = specs;
+        }
+        // Variables and what other tools installed do not go back.
+        same_input = whole && request.state_sha256 == install::state_sha256(&open.prefix.variables()?);
+    }
+    if let Some(facts) = link.metadata.as_object_mut().filter(|_| !same_input) {
         super::forget_input(facts);
     }
     let changed = run(&plan, &mut open, link, &session, settings, progress).await?;
     Ok(Outcome { plan, changed: Some(changed) })
 }
 
-/// Takes the Python packages of the revision into the plan, each the very wheel. tare's own tooling and what another tool installed stay.
+/// Whether two records are of one archive.
+fn is_same(a: &RepoDataRecord, b: &RepoDataRecord) -> bool {
+    let hash = |record: &RepoDataRecord| (record.package_record.sha256, record.package_record.md5);
+    let ((sha256, md5), (other_sha256, other_md5)) = (hash(a), hash(b));
+    let same_hash = match (sha256, other_sha256) {
+        (Some(a), Some(b)) => a == b,
+        _ => md5.is_some() && md5 == other_md5,
+    };
+    a.identifier == b.identifier && same_hash
+}
+
+/// Takes the Python packages of the revision into the plan, each the very wheel; `false` if not all of them come. tare's own tooling and what another
+/// tool installed stay.
 #[allow(clippy::too_many_arguments)]
 async fn python_half(
     plan: &mut ChangePlan,
     open: &Open,
-    revisions: &[Revision],
+    book: &Book,
     number: usize,
     session: &Session,
     settings: &Settings,
     options: &Options,
     progress: Arc<dyn Progress>,
-) -> Result<()> {
-    let book = Book::read(open.prefix.path(), revisions)?;
+) -> Result<bool> {
     let Some(noted) = book.at(number) else {
         progress.warn(
             &format!("nothing is recorded of the Python packages of revision {number}: those that are there stay"),
             &["it was made by another tool, or by a tare that did not record them".to_owned()],
         );
-        return Ok(());
+        return Ok(false);
     };
     let mut wanted = Vec::new();
     let mut lost = Vec::new();
@@ -179,7 +206,7 @@ async fn python_half(
         }
     }
     plan.take_python(open, &wanted, true);
-    Ok(())
+    Ok(lost.is_empty())
 }
 
 /// Whether the record comes from the channel that a history names.

@@ -106,7 +106,10 @@ pub async fn rename(args: RenameArgs, context: &Context<'_>) -> Result<u8> {
     }
     let renamed = change::rename_environment(&old, new, &options, &context.settings, context.printer.progress()).await?;
     context.printer.note(&format!("renamed `{}` to `{}`", renamed.from.display(), renamed.to.display()));
-    context.printer.json(&json!({ "from": renamed.from, "to": renamed.to, "changed": true, "installed": renamed.made }));
+    let kernels = super::notebook::left_behind(&renamed.from, &renamed.to, context);
+    context.printer.json(&json!({
+        "from": renamed.from, "to": renamed.to, "changed": true, "installed": renamed.made, "kernels_left_behind": kernels
+    }));
     Ok(0)
 }
 
@@ -215,11 +218,7 @@ fn tell(outcome: &Outcome, options: &Options, context: &Context<'_>) {
 
 fn details(changed: &Changed) -> String {
     let seconds = changed.seconds;
-    let both = |conda: usize, python: usize, what: &str| {
-        let halves = [(conda, "package"), (python, "Python package")];
-        let counted: Vec<String> = halves.iter().filter(|(number, _)| *number > 0).map(|(number, word)| count(*number, word)).collect();
-        (!counted.is_empty()).then(|| format!("{} {what}", counted.join(" and ")))
-    };
+    let both = |conda: usize, python: usize, what: &str| both_halves(conda, python).map(|counted| format!("{counted} {what}"));
     let mut parts: Vec<String> = both(changed.linked, changed.python_linked, "linked").into_iter().collect();
     parts.extend(both(changed.unlinked, changed.python_unlinked, "removed"));
     parts.extend(both(changed.kept, changed.python_kept, "kept"));
@@ -234,12 +233,20 @@ fn details(changed: &Changed) -> String {
     text
 }
 
+/// `2 packages and 1 Python package`; `None` for none.
+fn both_halves(conda: usize, python: usize) -> Option<String> {
+    let halves = [(conda, "package"), (python, "Python package")];
+    let counted: Vec<String> = halves.iter().filter(|(number, _)| *number > 0).map(|(number, word)| count(*number, word)).collect();
+    (!counted.is_empty()).then(|| counted.join(" and "))
+}
+
 /// The plan for people.
 fn plan_text(plan: &ChangePlan) -> String {
     let mut rows = vec![["", "package", "before", "after", "build", "channel", "size"].map(str::to_owned).to_vec()];
-    let mut total = 0;
+    let (mut total, mut conda, mut python) = (0, 0, 0);
     for row in plan.rows() {
         total += row.size.unwrap_or(0);
+        *(if row.python { &mut python } else { &mut conda }) += 1;
         let version = |side: &Option<(String, String)>| side.as_ref().map(|(version, _)| version.clone()).unwrap_or_default();
         let build = row.new.as_ref().or(row.old.as_ref()).map(|(_, build)| build.clone()).unwrap_or_default();
         rows.push(vec![
@@ -255,8 +262,8 @@ fn plan_text(plan: &ChangePlan) -> String {
     format!(
         "would change {}: {}, {} kept, {} to link\n\n{}",
         plan.prefix.display(),
-        count(rows.len() - 1, "package"),
-        plan.kept(),
+        both_halves(conda, python).unwrap_or_else(|| count(0, "package")),
+        both_halves(plan.kept(), plan.python_kept()).unwrap_or_else(|| "none".to_owned()),
         human_bytes(total),
         table::columns(&rows, &[6])
     )

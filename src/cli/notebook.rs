@@ -107,6 +107,36 @@ fn binary() -> Result<PathBuf> {
     std::env::current_exe().map_err(|error| Error::failure("the path of this program cannot be told").because(error))
 }
 
+/// Says which kernels go on to start an environment that was renamed by its old path. Returns their names.
+pub(super) fn left_behind(from: &Path, to: &Path, context: &Context<'_>) -> Vec<String> {
+    let Ok(dirs) = dirs() else { return Vec::new() };
+    let kernels = notebook::list(&dirs, Some(to));
+    let left: Vec<&notebook::Kernel> = kernels.iter().filter(|kernel| kernel.prefix == from).collect();
+    for kernel in &left {
+        let user = dirs.kernels(&Place::User);
+        let place = match kernel.folder.strip_prefix(&user) {
+            Ok(_) => String::new(),
+            // DIR/share/jupyter/kernels/NAME
+            Err(_) => kernel
+                .folder
+                .ancestors()
+                .nth(4)
+                .map_or_else(String::new, |folder| format!(" --prefix {}", quoted(&folder.display().to_string()))),
+        };
+        let again = format!(
+            "tare notebook install -p {} --name {} --display-name {}{place}",
+            quoted(&to.display().to_string()),
+            quoted(&kernel.name),
+            quoted(&kernel.display_name)
+        );
+        context.printer.warn(
+            &format!("the Jupyter kernel `{}` starts the environment by its old path, `{}`", kernel.name, from.display()),
+            &[format!("to have it start the renamed one: tare notebook remove {}{place} && {again}", quoted(&kernel.name))],
+        );
+    }
+    left.iter().map(|kernel| kernel.name.clone()).collect()
+}
+
 pub async fn run(command: NotebookCommand, context: &Context<'_>) -> Result<u8> {
     match command {
         NotebookCommand::Install(args) => install(&args, context).await,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
 use rattler_conda_types::{MatchSpec, Matches, PackageRecord, RepoDataRecord, Subdir};
@@ -132,6 +132,26 @@ enum Content {
     Request(Box<EnvSpec>),
 }
 
+/// The conda packages of an environment that bring Python distributions whose metadata is not there any more: `pip uninstall` takes it away and leaves
+/// the record. With the first such metadata, relative to the environment.
+fn hollow(prefix: &Prefix) -> Result<Vec<(String, PathBuf)>> {
+    let mut found = Vec::new();
+    for record in prefix.records()? {
+        let infos: BTreeSet<&Path> = record.files.iter().filter_map(|file| distribution_info(file)).collect();
+        if let Some(info) = infos.into_iter().find(|info| std::fs::symlink_metadata(prefix.path().join(info)).is_err()) {
+            found.push((record.name().as_normalized().to_owned(), info.to_owned()));
+        }
+    }
+    Ok(found)
+}
+
+/// The `.dist-info` in site-packages that a file lies in.
+fn distribution_info(file: &Path) -> Option<&Path> {
+    let info = file.parent()?;
+    let in_site = info.parent().and_then(Path::file_name).is_some_and(|name| name == "site-packages");
+    (in_site && info.extension().is_some_and(|extension| extension == "dist-info") && file.file_name()? == "METADATA").then_some(info)
+}
+
 fn conda_item(record: &RepoDataRecord) -> Item {
     let package = &record.package_record;
     Item {
@@ -176,7 +196,7 @@ impl Side {
     /// # Errors
     /// Its records or variables cannot be read.
     pub fn of_prefix(label: &str, prefix: &Prefix) -> Result<Self> {
-        let subject = Subject::of_prefix(prefix, Vec::new())?;
+        let mut subject = Subject::of_prefix(prefix, Vec::new())?;
         let platform = subject.platform.map_or_else(|| "unknown".to_owned(), |platform| platform.to_string());
         let only_pypi = prefix.is_venv();
         let mut notes: Vec<String> = subject
@@ -184,6 +204,11 @@ impl Side {
             .iter()
             .map(|package| format!("`{}` of `{label}` is tare's own tooling and is not compared", package.pin()))
             .collect();
+        // A record says that a package is there; another tool may have taken away what Python knows it by.
+        for (name, info) in hollow(prefix)? {
+            notes.push(format!("`{name}` of `{label}` is recorded, but `{}` is gone: it counts as not there", info.display()));
+            subject.conda.retain(|record| record.package_record.name.as_normalized() != name);
+        }
         if let Ok(Some(stamp)) = prefix.stamp()
             && let aliens = crate::install::look(prefix.path(), &stamp).aliens
             && let Some(first) = aliens.first()

@@ -154,6 +154,11 @@ pub(crate) fn prefix_record(record: &RepoDataRecord, mut paths: Vec<PathsEntry>,
         record.channel =
             record.channel.map(|channel| Url::parse(&channel).map_or(channel, |url| crate::channel::host::lasting_url(&url).to_string()));
     }
+    // Locks and some channels say nothing of these, which follow from the subdir.
+    if let Ok(subdir) = record.package_record.subdir.parse::<Subdir>() {
+        record.package_record.arch = subdir.arch().map(|arch| arch.to_string());
+        record.package_record.platform = subdir.only_platform().map(str::to_owned);
+    }
     let mut made = PrefixRecord::from_repodata_record(record, paths);
     made.requested_spec = specs.first().cloned();
     made.requested_specs = specs;
@@ -293,6 +298,18 @@ pub(crate) struct Notes<'a> {
     pub pypi: &'a [TareRecord],
 }
 
+impl Notes<'_> {
+    /// What a revision notes of how it came about.
+    pub(crate) fn request(&self, state_sha256: Option<String>) -> revisions::Request {
+        revisions::Request {
+            metadata: self.metadata.clone(),
+            requested: self.requested.iter().map(ToString::to_string).collect(),
+            compiled: self.compiled,
+            state_sha256,
+        }
+    }
+}
+
 /// The text of `conda-meta/state`; `None` if there are no variables.
 pub(crate) fn state_text(variables: &IndexMap<String, String>) -> Option<String> {
     if variables.is_empty() {
@@ -352,8 +369,15 @@ pub(crate) fn write_notes(
         write_file(&stage.join("conda-meta/pinned"), &bytes)?;
     }
     let python = notes.pypi.iter().filter(|record| !record.record.is_tooling()).map(revisions::Noted::of).collect();
-    revisions::note(stage, replaced, &history, python)?;
     let state = state_text(notes.variables);
+    let before = match replaced {
+        Some(replaced) => crate::prefix::Prefix::open(replaced)?.records_and_damage()?.0,
+        None => Vec::new(),
+    };
+    let there: BTreeSet<String> = notes.records.iter().map(history_name).collect();
+    let gone = before.iter().map(|record| &record.repodata_record).filter(|record| !there.contains(&history_name(record))).collect();
+    let request = notes.request(state.as_deref().map(|text| sha256_hex(text.as_bytes())));
+    revisions::note(stage, replaced, &history, revisions::Note { packages: python, request, gone, there: notes.records })?;
     if let Some(state) = &state {
         write_file(&stage.join("conda-meta/state"), state.as_bytes())?;
     }
@@ -371,7 +395,7 @@ pub(crate) fn write_stamp<R: Borrow<PrefixRecord>>(
     let folder = stage.join(TARE_FOLDER);
     fs_err::create_dir_all(&folder).map_err(|error| Error::io("create the folder", &folder, &error))?;
     set_mode(&folder, 0o755)?;
-    write_file(&folder.join("files"), manifest(records, notes.pypi).as_bytes())?;
+    write_file(&folder.join("files"), manifest(stage, records, notes.pypi).as_bytes())?;
     write_file(&folder.join("modes"), modes(stage, records, notes.exact_modes).as_bytes())?;
     let stamp = Stamp {
         schema_version: STAMP_VERSION,
@@ -408,7 +432,7 @@ pub(crate) fn update_stamp<R: Borrow<PrefixRecord>>(
     let folder = stage.join(TARE_FOLDER);
     if !folder.join("files").exists() {
         let (pypi, _) = crate::pypi::installed::noted(stage);
-        write_file(&folder.join("files"), manifest(records, &pypi).as_bytes())?;
+        write_file(&folder.join("files"), manifest(stage, records, &pypi).as_bytes())?;
     }
     if !folder.join("modes").exists() {
         write_file(&folder.join("modes"), modes(stage, records, &HashSet::new()).as_bytes())?;
@@ -421,24 +445,23 @@ pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
 }
 
 /// `conda-meta/tare/files`: one line `SIZE PATH` for each file of a package, `- PATH` where there is no size to check (links). It makes the check
-/// "is everything there" quick: reading every package record would take longer than looking at the files.
-fn manifest<R: Borrow<PrefixRecord>>(records: &[R], pypi: &[TareRecord]) -> String {
-    let python = pypi.iter().flat_map(|record| &record.files).filter(|file| !file.path.contains('\n'));
-    let mut lines: Vec<String> = python.map(|file| format!("{} {}", file.size, file.path)).collect();
-    for record in records {
-        for entry in &record.borrow().paths_data.paths {
-            let Some(path) = entry.relative_path.to_str() else { continue };
-            if path.contains('\n') {
-                continue;
-            }
-            match entry.size_in_bytes {
-                Some(size) if entry.path_type != rattler_conda_types::prefix_record::PathType::SoftLink => {
-                    lines.push(format!("{size} {path}"))
-                }
-                _ => lines.push(format!("- {path}")),
-            }
-        }
-    }
+/// "is everything there" quick: reading every package record would take longer than looking at the files. A path with a size is no link: where files
+/// are links into the cache (link mode `symlink`, of conda too) they have none.
+fn manifest<R: Borrow<PrefixRecord>>(stage: &Path, records: &[R], pypi: &[TareRecord]) -> String {
+    let python = pypi.iter().flat_map(|record| &record.files).map(|file| (file.path.as_str(), Some(file.size)));
+    let conda = records.iter().flat_map(|record| &record.borrow().paths_data.paths).filter_map(|entry| {
+        let is_link = entry.path_type == rattler_conda_types::prefix_record::PathType::SoftLink;
+        Some((entry.relative_path.to_str()?, entry.size_in_bytes.filter(|_| !is_link)))
+    });
+    let all: Vec<(&str, Option<u64>)> = python.chain(conda).filter(|(path, _)| !path.contains('\n')).collect();
+    let is_link = |path: &str| std::fs::symlink_metadata(stage.join(path)).is_ok_and(|about| about.is_symlink());
+    let mut lines: Vec<String> = all
+        .par_iter()
+        .map(|(path, size)| match size {
+            Some(size) if !is_link(path) => format!("{size} {path}"),
+            _ => format!("- {path}"),
+        })
+        .collect();
     lines.sort_unstable_by(|a, b| a.split_once(' ').map(|x| x.1).cmp(&b.split_once(' ').map(|x| x.1)));
     // Packages may share a file that is the same in both.
     lines.dedup();
@@ -668,10 +691,8 @@ fn damaged(prefix: &Path, line: &str) -> Option<String> {
         Err(_) => Some(format!("`{path}` is missing")),
         Ok(metadata) => match size.parse::<u64>() {
             Ok(size) if metadata.is_file() && metadata.len() != size => Some(format!("`{path}` was changed")),
-            // A link may be how it was installed.
-            Ok(_) if !metadata.is_file() && !metadata.is_symlink() => {
-                Some(format!("`{path}` is {} and no regular file", crate::files::kind(&metadata)))
-            }
+            // What was installed as a link has no size.
+            Ok(_) if !metadata.is_file() => Some(format!("`{path}` is {} and no regular file", crate::files::kind(&metadata))),
             _ => None,
         },
     }

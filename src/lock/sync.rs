@@ -314,6 +314,11 @@ fn pypi_digest(platform: &LockedPlatform, options: &SyncOptions) -> Option<Optio
     Some(pypi::installed::digest_of_plan(&plan))
 }
 
+/// Whether an archive comes from a server and nothing says which bytes it must have.
+fn is_unchecked(record: &pypi::PypiRecord) -> bool {
+    matches!(&record.source, PypiSource::Archive { url, sha256: None, .. } if url.scheme() != "file")
+}
+
 /// The PyPI half of the lock with its wheels at hand: what has none is built here.
 #[allow(clippy::too_many_arguments)]
 async fn wheels(
@@ -337,7 +342,7 @@ async fn wheels(
         concurrency: settings.concurrency.value,
         choice: EngineChoice::default(),
         exclude_newer: None,
-        progress,
+        progress: progress.clone(),
         cancel: options.cancel.clone(),
     })?;
     let mut section = Section::default();
@@ -348,6 +353,15 @@ async fn wheels(
             Ok(url) if text.contains("://") => Location::Url(url),
             _ => Location::Path(folder_of(options).join(text)),
         });
+    }
+    let unchecked: Vec<String> = python.iter().filter(|record| is_unchecked(record)).map(|record| format!("`{}`", record.name)).collect();
+    if !unchecked.is_empty() {
+        let few = unchecked.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+        let more = if unchecked.len() > 5 { format!(" and {} more", unchecked.len() - 5) } else { String::new() };
+        progress.warn(
+            &format!("the lock has no sha256 of {few}{more}: what the index serves is taken unchecked"),
+            &[format!("lock again, with hashes: {}", lock_again(lock, options, "--upgrade"))],
+        );
     }
     let wheels = workshop.ready(python, &section).await?;
     Ok(PypiPlan { wheels, python: workshop.python().clone(), engine: None, clobber: options.clobber })
@@ -440,8 +454,12 @@ async fn rebuilt(
         .map(|record| format!("=={}", record.package_record.version))
         .collect();
     let url: Url = channel::host_url(settings, versions, progress).map_err(|error| {
-        let why = error.to_string();
-        elsewhere(format!("this machine has none: {why}"))
+        if channel::host::is_of_machine(&error) {
+            let why = error.to_string();
+            return elsewhere(format!("this machine has none: {why}"));
+        }
+        // The cache cannot be written, for example: that says nothing about the lock.
+        error
     })?;
     let host = || Ok(url.clone());
     let options =

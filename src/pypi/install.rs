@@ -684,13 +684,10 @@ fn finish_one(stage: &Path, wheel: &CachedWheel, mut staged: StagedWheel) -> Res
     if record.requires_python.is_none() {
         record.requires_python.clone_from(&wheel.about.requires_python);
     }
-    let made = TareRecord {
-        schema_version: SCHEMA,
-        record,
-        wheel: WheelFacts { file_name: wheel.about.file_name.clone(), sha256: wheel.about.sha256.clone(), size: wheel.about.size, built },
-        dist_info: slashes(&staged.info),
-        files: staged.files,
-    };
+    let facts = WheelFacts { file_name: wheel.about.file_name.clone(), sha256: wheel.about.sha256.clone(), size: wheel.about.size, built };
+    // Not every index and lock tells size and hash; what is noted does not depend on that.
+    let record = ready_again(&record, &facts).record;
+    let made = TareRecord { schema_version: SCHEMA, record, wheel: facts, dist_info: slashes(&staged.info), files: staged.files };
     write_record(stage, &made)?;
     Ok(made)
 }

@@ -289,12 +289,23 @@ fn is_same(installed: &Installed, ready: &ReadyWheel) -> bool {
         Some(tare) => {
             let same = match hash_of(ready) {
                 Some(hash) => tare.wheel.sha256.eq_ignore_ascii_case(hash),
-                None => tare.record.source == ready.record.source,
+                None => same_place(&tare.record.source, &ready.record.source),
             };
             same && tare.record.requested == ready.record.requested
         }
         // Another tool's package satisfies a pin of an index; where it came from otherwise is not known well enough.
         None => matches!(ready.record.source, PypiSource::Archive { direct: false, .. }) && installed.files.is_some(),
+    }
+}
+
+/// Whether two sources are one, whatever is known of its archive.
+fn same_place(a: &PypiSource, b: &PypiSource) -> bool {
+    match (a, b) {
+        (
+            PypiSource::Archive { url, direct, subdirectory, .. },
+            PypiSource::Archive { url: other_url, direct: other_direct, subdirectory: other_subdirectory, .. },
+        ) => url == other_url && direct == other_direct && subdirectory == other_subdirectory,
+        _ => a == b,
     }
 }
 
@@ -334,7 +345,9 @@ pub(crate) fn lacking(prefix: &Prefix, section: &super::Section) -> Result<Optio
         .requirements
         .iter()
         .filter_map(|item| match &item.kind {
-            crate::spec::PipKind::Requirement { requirement, .. } => Some((normalize(requirement.name.as_ref()), requirement.extras.clone())),
+            crate::spec::PipKind::Requirement { requirement, .. } => {
+                Some((normalize(requirement.name.as_ref()), requirement.extras.clone()))
+            }
             _ => None,
         })
         .collect();

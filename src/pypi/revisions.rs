@@ -6,13 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use rattler_conda_types::RepoDataRecord;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::install::{TareRecord, WheelFacts, replace};
 use super::{PypiRecord, ReadyWheel};
 use crate::error::{Error, Result};
-use crate::install::hex_text;
+use crate::install::metadata::without_secrets;
+use crate::install::{hex_text, history_name};
 use crate::prefix::{Prefix, Revision};
 
 /// Where the record lies in an environment.
@@ -63,6 +65,19 @@ impl Noted {
     }
 }
 
+/// What a revision was made from, as tare's notes on the environment had it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// The facts of the command: digest of the input, lock, what was asked of the Python half.
+    pub metadata: serde_json::Value,
+    /// The match specs.
+    pub requested: Vec<String>,
+    /// Whether Python files were compiled.
+    pub compiled: bool,
+    /// SHA-256 of `conda-meta/state`.
+    pub state_sha256: Option<String>,
+}
+
 /// `conda-meta/tare/revisions.json`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Book {
@@ -70,6 +85,25 @@ pub struct Book {
     /// The packages of all revisions, by a digest of what is noted of them.
     packages: BTreeMap<String, Noted>,
     revisions: Vec<Entry>,
+    /// What the revisions were made from, by a digest of it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    requests: BTreeMap<String, Request>,
+    /// The records of conda packages of earlier revisions that are not installed any more, by their names in the history: channels describe a package
+    /// otherwise from time to time.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    records: BTreeMap<String, RepoDataRecord>,
+}
+
+/// What is noted of a revision.
+pub(crate) struct Note<'a> {
+    /// Its Python packages.
+    pub packages: Vec<Noted>,
+    /// What it was made from.
+    pub request: Request,
+    /// The conda packages that went with it.
+    pub gone: Vec<&'a RepoDataRecord>,
+    /// Those that are there.
+    pub there: &'a [RepoDataRecord],
 }
 
 /// One revision.
@@ -80,6 +114,8 @@ struct Entry {
     /// Digest of what the history has it do.
     history: String,
     packages: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    request: Option<String>,
 }
 
 impl Book {
@@ -116,24 +152,46 @@ impl Book {
         Some(entry.packages.iter().filter_map(|key| self.packages.get(key)).collect())
     }
 
+    /// What revision `number` was made from; `None` if it was not recorded.
+    pub fn request(&self, number: usize) -> Option<&Request> {
+        let entry = self.revisions.iter().rev().find(|entry| entry.revision == number)?;
+        self.requests.get(entry.request.as_ref()?)
+    }
+
+    /// The record of a package that went, by its name in the history.
+    pub fn record(&self, name: &str) -> Option<&RepoDataRecord> {
+        self.records.get(name)
+    }
+
     /// Records the packages after the last revision of `history`.
-    fn add(&mut self, history: &[Revision], mut packages: Vec<Noted>) -> Result<()> {
+    fn add(&mut self, history: &[Revision], note: Note<'_>) -> Result<()> {
         let Some(last) = history.len().checked_sub(1) else { return Ok(()) };
+        let mut packages = note.packages;
         packages.sort_by(|a, b| a.name.cmp(&b.name));
         let mut keys = Vec::with_capacity(packages.len());
         for noted in packages {
-            let bytes = serde_json::to_vec(&noted).map_err(|error| Error::failure("cannot write what a revision holds").because(error))?;
-            let key = hex_text(&Sha256::digest(bytes))[..16].to_owned();
+            let key = key_of(&noted)?;
             self.packages.insert(key.clone(), noted);
             keys.push(key);
         }
         self.revisions.retain(|entry| entry.revision < last);
-        self.revisions.push(Entry { revision: last, history: digest_of(&history[last]), packages: keys });
-        let used: BTreeSet<&String> = self.revisions.iter().flat_map(|entry| &entry.packages).collect();
+        let request = key_of(&note.request)?;
+        self.requests.insert(request.clone(), note.request);
+        self.revisions.push(Entry { revision: last, history: digest_of(&history[last]), packages: keys, request: Some(request) });
+        let used: BTreeSet<&String> = self.revisions.iter().flat_map(|entry| entry.packages.iter().chain(&entry.request)).collect();
         let used: BTreeSet<String> = used.into_iter().cloned().collect();
         self.packages.retain(|key, _| used.contains(key));
+        self.requests.retain(|key, _| used.contains(key));
+        self.records.extend(note.gone.into_iter().map(|record| (history_name(record), without_secrets(record))));
+        let there: BTreeSet<String> = note.there.iter().map(history_name).collect();
+        self.records.retain(|name, _| !there.contains(name));
         Ok(())
     }
+}
+
+fn key_of(value: &impl Serialize) -> Result<String> {
+    let bytes = serde_json::to_vec(value).map_err(|error| Error::failure("cannot write what a revision holds").because(error))?;
+    Ok(hex_text(&Sha256::digest(bytes))[..16].to_owned())
 }
 
 fn digest_of(revision: &Revision) -> String {
@@ -143,15 +201,15 @@ fn digest_of(revision: &Revision) -> String {
     hex_text(&Sha256::digest(lines))[..16].to_owned()
 }
 
-/// Writes the record of `stage`: that of the environment `base`, if its history goes on, and the packages after the last revision of `history`.
+/// Writes the record of `stage`: that of the environment `base`, if its history goes on, and what the last revision of `history` has.
 ///
 /// # Errors
 /// The file cannot be written. A record of `base` that makes no sense is given up.
-pub(crate) fn note(stage: &Path, base: Option<&Path>, history: &str, packages: Vec<Noted>) -> Result<()> {
+pub(crate) fn note(stage: &Path, base: Option<&Path>, history: &str, note: Note<'_>) -> Result<()> {
     let history = crate::prefix::parse_history(history);
     let mut book = base.map(|base| Book::read(base, &history).unwrap_or_default()).unwrap_or_default();
     book.schema_version = SCHEMA;
-    book.add(&history, packages)?;
+    book.add(&history, note)?;
     let mut text = serde_json::to_vec(&book).map_err(|error| Error::failure("cannot write what the revisions hold").because(error))?;
     text.push(b'\n');
     let path = stage.join(FILE);
@@ -196,14 +254,22 @@ mod tests {
         let entry = |name: &str| format!("==> 2026-01-01 10:00:00 <==\n# cmd: tare\n+{name}\n");
         let (one, two, three) = (entry("x-1-0"), entry("y-1-0"), entry("z-1-0"));
         let root = folder.path();
-        note(root, None, &one, vec![noted("b", "1"), noted("a", "1")]).unwrap();
-        note(root, Some(root), &format!("{one}{two}"), vec![noted("a", "2"), noted("b", "1")]).unwrap();
+        let of = |packages: Vec<Noted>, text: &str| Note {
+            packages,
+            request: Request { metadata: serde_json::json!({ "pip": [text] }), ..Request::default() },
+            gone: Vec::new(),
+            there: &[],
+        };
+        note(root, None, &one, of(vec![noted("b", "1"), noted("a", "1")], "first")).unwrap();
+        note(root, Some(root), &format!("{one}{two}"), of(vec![noted("a", "2"), noted("b", "1")], "second")).unwrap();
         let history = crate::prefix::parse_history(&format!("{one}{two}{three}"));
         let book = Book::read(root, &history).unwrap();
         let names =
             |number: usize| book.at(number).map(|list| list.iter().map(|n| format!("{} {}", n.name, n.version)).collect::<Vec<_>>());
         assert_eq!(names(0).unwrap(), ["a 1", "b 1"]);
         assert_eq!(names(1).unwrap(), ["a 2", "b 1"]);
+        let asked = |number: usize| book.request(number).map(|request| request.metadata["pip"][0].clone());
+        assert_eq!((asked(0), asked(1), asked(2)), (Some("first".into()), Some("second".into()), None));
         // Another tool's revision.
         assert_eq!(names(2), None);
         // Another history.
@@ -212,7 +278,7 @@ mod tests {
         std::fs::write(root.join(FILE), "{").unwrap();
         assert!(Book::read(root, &history).unwrap_err().hints()[0].contains("remove the file"));
         // What makes no sense is no obstacle for a change.
-        note(root, Some(root), &one, Vec::new()).unwrap();
+        note(root, Some(root), &one, of(Vec::new(), "")).unwrap();
         assert_eq!(Book::read(root, &history).unwrap().at(0).unwrap().len(), 0);
     }
 }

@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 use super::{find, read_all, replace, undo_binary};
 use crate::error::{Error, Result};
 use crate::install::hex_text;
+use crate::install::metadata::is_host;
 use crate::prefix::Prefix;
 use crate::pypi::record_file;
 use crate::report::{Phase, Progress};
@@ -55,7 +56,8 @@ pub fn tree_digest(prefix: &Prefix, relocatable: bool, progress: &dyn Progress) 
     let made_for = prefix.stamp().ok().flatten().map_or_else(|| root.to_owned(), |stamp| stamp.prefix);
     let (noted, _) = crate::pypi::installed::noted(root);
     let wheel_files = noted.into_iter().flat_map(|record| record.files).map(|file| PathBuf::from(file.path)).collect();
-    let context = Context { root, made_for: made_for.to_string_lossy().into_owned(), entries, wheel_files, relocatable };
+    let from_host = records.iter().filter(|record| is_host(&record.repodata_record)).map(|record| record.file_name()).collect();
+    let context = Context { root, made_for: made_for.to_string_lossy().into_owned(), entries, wheel_files, from_host, relocatable };
     let mut paths = Vec::new();
     context.collect(Path::new(""), &mut paths)?;
     paths.sort();
@@ -78,6 +80,8 @@ struct Context<'a> {
     entries: HashMap<&'a Path, &'a PathsEntry>,
     /// What tare installed from wheels.
     wheel_files: HashSet<PathBuf>,
+    /// The records of packages of the `host` channel, which lies in the cache of the user.
+    from_host: HashSet<String>,
     relocatable: bool,
 }
 
@@ -148,10 +152,14 @@ impl Context<'_> {
 
     /// The bytes of a file as they are for any path; `None` if they are what is on disk.
     fn undone(&self, path: &Path, full: &Path) -> Result<Option<Vec<u8>>> {
-        if !self.relocatable {
-            return Ok(None);
-        }
         let read = || crate::files::read(full, crate::files::MOST).map_err(|error| Error::io("read", full, &error));
+        if !self.relocatable {
+            return Ok(match path.to_str().and_then(|text| text.strip_prefix("conda-meta/")) {
+                Some("tare/environment.json") if !self.from_host.is_empty() => Some(self.notes_without_cache(&read()?)),
+                Some(name) if self.from_host.contains(name) => Some(record_without_cache(&read()?)),
+                _ => None,
+            });
+        }
         let prefix = self.made_for.as_bytes();
         let text = path.to_str().unwrap_or_default();
         if let Some(name) = text.strip_prefix("conda-meta/") {
@@ -160,6 +168,7 @@ impl Context<'_> {
                 "tare/files" => Some(self.manifest(&String::from_utf8_lossy(&read()?)).into_bytes()),
                 "tare/modes" => Some(replace(&read()?, prefix, PLACEHOLDER.as_bytes())),
                 _ if name.starts_with("tare/pypi/") => Some(self.noted(&read()?)),
+                _ if self.from_host.contains(name) => Some(record(&record_without_cache(&read()?), self)),
                 _ if name.ends_with(".json") && !name.contains('/') => Some(record(&read()?, self)),
                 _ => None,
             });
@@ -250,6 +259,17 @@ impl Context<'_> {
         replace(notes.to_string().as_bytes(), self.made_for.as_bytes(), PLACEHOLDER.as_bytes())
     }
 
+    /// tare's notes without the sizes of records that name the cache.
+    fn notes_without_cache(&self, bytes: &[u8]) -> Vec<u8> {
+        let Ok(mut notes) = serde_json::from_slice::<Value>(bytes) else { return bytes.to_vec() };
+        for record in notes["records"].as_array_mut().into_iter().flatten() {
+            if record[0].as_str().is_some_and(|name| self.from_host.contains(name)) {
+                *record = record[0].take();
+            }
+        }
+        notes.to_string().into_bytes()
+    }
+
     fn has_size(&self, path: &str, size: &str) -> bool {
         std::fs::symlink_metadata(self.root.join(path)).is_ok_and(|about| size == about.len().to_string())
     }
@@ -288,6 +308,17 @@ fn undo_script(bytes: &[u8], prefix: &[u8]) -> Vec<u8> {
         return replace(bytes, prefix, PLACEHOLDER.as_bytes());
     };
     [b"#!", PLACEHOLDER.as_bytes(), b"/", &rest].concat()
+}
+
+/// A record of a package of the `host` channel, whichever cache the channel lies in.
+fn record_without_cache(bytes: &[u8]) -> Vec<u8> {
+    let Ok(mut record) = serde_json::from_slice::<Value>(bytes) else { return bytes.to_vec() };
+    for key in ["url", "channel"] {
+        if let Some((_, rest)) = record[key].as_str().and_then(|text| text.split_once("/host/channels/")) {
+            record[key] = json!(format!("host:{rest}"));
+        }
+    }
+    record.to_string().into_bytes()
 }
 
 /// A package record without what depends on the path of the environment.
@@ -412,8 +443,14 @@ mod tests {
         let root = folder.path();
         let path = Path::new("lib/python3.11/site-packages/x-1.dist-info/RECORD");
         std::fs::create_dir(root.join("bin")).unwrap();
-        let context =
-            Context { root, made_for: "/e/a".to_owned(), entries: HashMap::new(), wheel_files: HashSet::new(), relocatable: true };
+        let context = Context {
+            root,
+            made_for: "/e/a".to_owned(),
+            entries: HashMap::new(),
+            wheel_files: HashSet::new(),
+            from_host: HashSet::new(),
+            relocatable: true,
+        };
         let undone = |script: &str, claimed: &str, module: u64| {
             std::fs::write(root.join("bin/x"), script).unwrap();
             let digest = Sha256::digest(claimed);
@@ -426,6 +463,20 @@ mod tests {
         assert_eq!(right, undone("#!/other/bin/python", "#!/other/bin/python", 3));
         assert_ne!(right, undone("#!/e/a/bin/python", "#!/e/a/bin/pythoN", 3));
         assert_ne!(right, undone("#!/e/a/bin/python", "#!/e/a/bin/python", 4));
+    }
+
+    #[test]
+    fn the_place_of_the_cache_does_not_count() {
+        let record = |cache: &str, file: &str| {
+            let text = format!(
+                r#"{{ "name": "python", "url": "file://{cache}/host/channels/pool/linux-64/{file}", "channel": "file://{cache}/host/channels/pool/", "x": 1 }}"#
+            );
+            record_without_cache(text.as_bytes())
+        };
+        assert_eq!(record("/home/a/.cache/tare", "p.conda"), record("/b", "p.conda"));
+        assert_ne!(record("/b", "q.conda"), record("/b", "p.conda"));
+        let damaged = b"{ \"url\": ";
+        assert_eq!(record_without_cache(damaged), damaged);
     }
 
     fn digest_of_nothing() -> [u8; 32] {

@@ -177,7 +177,7 @@ pub fn cache_root(cache_dir: &Path) -> PathBuf {
 /// * failure: no interpreter can be packaged (each is named with the reason), or the cache cannot be written.
 pub fn materialize(options: &HostOptions, progress: &dyn Progress) -> Result<HostChannel> {
     if !cfg!(target_os = "linux") {
-        return Err(Error::failure("the `host` channel is not available here")
+        return Err(Error::failure(OF_MACHINE[1])
             .because("it packages the CPython of a Linux machine")
             .hint("use conda-forge instead: tare create -f envs/quickstart-conda.yml"));
     }
@@ -255,8 +255,16 @@ fn find(options: &HostOptions) -> Result<Vec<Candidate>> {
     discover::named(&behind).map(|candidate| vec![candidate]).map_err(|error| unusable(error.to_string()))
 }
 
+/// The messages of errors that are about the machine, not about the cache.
+const OF_MACHINE: [&str; 2] = ["no CPython on this machine can be used for the `host` channel", "the `host` channel is not available here"];
+
+/// Whether an error of [`materialize`] says that this machine has no interpreter for the channel.
+pub(crate) fn is_of_machine(error: &Error) -> bool {
+    error.kind() == crate::error::Kind::Usage || OF_MACHINE.contains(&error.message())
+}
+
 fn none_usable(options: &HostOptions, records: &[Record]) -> Error {
-    let mut error = Error::failure("no CPython on this machine can be used for the `host` channel");
+    let mut error = Error::failure(OF_MACHINE[0]);
     for record in records {
         if let HostStatus::Refused { reason } = &record.interpreter.status {
             let version = record.interpreter.version.as_ref().map(|version| format!(" ({version})")).unwrap_or_default();
