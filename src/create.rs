@@ -206,7 +206,7 @@ fn difference(existing: &ExistingEnvironment, request: &Request<'_>, tolerated: 
         return Some(format!("it was made at `{}` and moved", stamp.prefix.display()));
     }
     let same_input = stamp.metadata.get("input_digest").and_then(Value::as_str) == Some(&request.prepared.digest);
-    if !same_input && let Some(why) = other_request(stamp, request) {
+    if !same_input && let Some(why) = other_request(existing, stamp, request) {
         return Some(why);
     }
     let look = install::look(&existing.prefix, stamp);
@@ -223,7 +223,7 @@ fn difference(existing: &ExistingEnvironment, request: &Request<'_>, tolerated: 
 
 /// What is asked of an environment that was changed since it was made, or was made by another text, beside what is recorded of it; `None` if that is the
 /// same. Each command that changes an environment keeps the record of what is asked of it.
-fn other_request(stamp: &Stamp, request: &Request<'_>) -> Option<String> {
+fn other_request(existing: &ExistingEnvironment, stamp: &Stamp, request: &Request<'_>) -> Option<String> {
     let prepared = request.prepared;
     let facts = &stamp.metadata;
     let Some(before) = facts.get("input_parts").and_then(Value::as_object) else {
@@ -236,7 +236,12 @@ fn other_request(stamp: &Stamp, request: &Request<'_>) -> Option<String> {
         // What archives and URLs bring is recorded by other names.
         "explicit" => prepared.spec.explicit.is_some() || before.get(key) != prepared.parts.get(key),
         "dependencies" => request.specs().is_none_or(|specs| specs != recorded_specs(stamp)),
-        "default_packages" | "variables" => false,
+        // Compared with the match specs.
+        "default_packages" => false,
+        "variables" => {
+            let variables = crate::prefix::Prefix::open(&existing.prefix).and_then(|prefix| prefix.variables());
+            variables.map_or(true, |variables| variables != prepared.spec.variables)
+        }
         "channels" => facts[key] != json!(prepared.channels.iter().map(|channel| &channel.display).collect::<Vec<_>>()),
         "pip" => {
             let section = prepared.pip.clone().unwrap_or_default();

@@ -135,15 +135,12 @@ pub async fn revert(number: usize, options: &Options, settings: &Settings, progr
     Ok(Outcome { plan, changed: Some(changed) })
 }
 
-/// Whether two records are of one archive.
-fn is_same(a: &RepoDataRecord, b: &RepoDataRecord) -> bool {
-    let hash = |record: &RepoDataRecord| (record.package_record.sha256, record.package_record.md5);
-    let ((sha256, md5), (other_sha256, other_md5)) = (hash(a), hash(b));
-    let same_hash = match (sha256, other_sha256) {
-        (Some(a), Some(b)) => a == b,
-        _ => md5.is_some() && md5 == other_md5,
-    };
-    a.identifier == b.identifier && same_hash
+/// Whether two records are of one archive, as far as both tell. The hash that is noted is what the archive is checked against.
+fn is_same(noted: &RepoDataRecord, found: &RepoDataRecord) -> bool {
+    let (a, b) = (&noted.package_record, &found.package_record);
+    let differs =
+        (a.sha256.is_some() && b.sha256.is_some() && a.sha256 != b.sha256) || (a.md5.is_some() && b.md5.is_some() && a.md5 != b.md5);
+    noted.identifier == found.identifier && noted.url == found.url && !differs
 }
 
 /// Takes the Python packages of the revision into the plan, each the very wheel; `false` if not all of them come. tare's own tooling and what another

@@ -314,9 +314,9 @@ fn pypi_digest(platform: &LockedPlatform, options: &SyncOptions) -> Option<Optio
     Some(pypi::installed::digest_of_plan(&plan))
 }
 
-/// Whether an archive comes from a server and nothing says which bytes it must have.
+/// Whether nothing says which bytes an archive must have.
 fn is_unchecked(record: &pypi::PypiRecord) -> bool {
-    matches!(&record.source, PypiSource::Archive { url, sha256: None, .. } if url.scheme() != "file")
+    matches!(&record.source, PypiSource::Archive { sha256: None, .. })
 }
 
 /// The PyPI half of the lock with its wheels at hand: what has none is built here.
@@ -359,7 +359,7 @@ async fn wheels(
         let few = unchecked.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
         let more = if unchecked.len() > 5 { format!(" and {} more", unchecked.len() - 5) } else { String::new() };
         progress.warn(
-            &format!("the lock has no sha256 of {few}{more}: what the index serves is taken unchecked"),
+            &format!("the lock has no sha256 of {few}{more}: what comes is installed unchecked"),
             &[format!("lock again, with hashes: {}", lock_again(lock, options, "--upgrade"))],
         );
     }

@@ -371,6 +371,30 @@ impl Drop for Mounted {
 }
 
 #[test]
+fn a_cache_without_space_is_no_drift() {
+    let env = TestEnv::new();
+    env.write("environment.yml", "name: e\nchannels: [host, nodefaults]\ndependencies: [python=3.11]\n");
+    let locked = env.tare(&["lock", "-f", "environment.yml"]);
+    if locked.code != 0 && locked.stderr.contains("no relocatable CPython") {
+        eprintln!("skipped: no relocatable CPython 3.11 on this machine");
+        return;
+    }
+    locked.ok();
+    for (number, size) in ["1m", "24m"].into_iter().enumerate() {
+        let full = env.path().join(format!("full{number}"));
+        std::fs::create_dir(&full).unwrap();
+        let Some(_mounted) = Mounted::tmpfs(&full, size) else { return };
+        for args in [&["sync"][..], &["create", "-f", "environment.yml"], &["create", "--locked"]] {
+            let mut command = env.command(args);
+            let ran = env.ran(command.env("TARE_CACHE_DIR", &full).output().unwrap());
+            assert_eq!(ran.code, 1, "{size} {args:?}: {}", ran.stderr);
+            assert!(ran.stderr.to_lowercase().contains("space"), "{size} {args:?}: {}", ran.stderr);
+            assert!(!env.envs().join("e").exists());
+        }
+    }
+}
+
+#[test]
 fn mount_points_are_refused_with_the_reason() {
     let (env, channel) = made(&["tool=1.0"]);
     let prefix = env.envs().join("e");

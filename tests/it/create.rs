@@ -406,3 +406,69 @@ fn unknown_keys_are_named_with_their_place() {
     env.write("environment.yml", environment_yml(&channel, "chanels: [x]\ndependencies: [lib]\n"));
     env.tare(&["create", "-f", "environment.yml"]).ok().stderr_has("environment.yml:5:1").stderr_has("channels");
 }
+
+#[test]
+fn what_was_taken_back_is_no_difference() {
+    let env = TestEnv::new();
+    let channel = small_channel(&env);
+    let file = |rest: &str| env.write("environment.yml", environment_yml(&channel, rest));
+    let create = |more: &[&str]| env.tare(&[&["create", "-f", "environment.yml"], more].concat());
+    file("dependencies:\n  - lib >=1\nvariables:\n  GREETING: hello\n");
+    create(&[]).ok();
+    let digest = || env.tare(&["env", "digest", "-n", "demo"]).ok().stdout;
+    let first = digest();
+    env.tare(&["install", "-n", "demo", "app"]).ok();
+    create(&[]).expect_code(1).stderr_has("what differs: the dependencies\n");
+    env.tare(&["remove", "-n", "demo", "app"]).ok();
+    for more in [&[][..], &["--dry-run"]] {
+        create(more).ok().stderr_has("is already as asked: nothing to do");
+    }
+    env.tare(&["install", "-n", "demo", "--revision", "0"]).ok();
+    // The same asked for in other words.
+    file("dependencies:\n  - \"lib>=1\"  # a library\nvariables: {GREETING: hello}\n");
+    create(&[]).ok().stderr_has("nothing to do");
+    // Asked for otherwise, though what is there does.
+    file("dependencies:\n  - lib\nvariables: {GREETING: hello}\n");
+    create(&[]).expect_code(1).stderr_has("what differs: the dependencies\n");
+    file("dependencies:\n  - lib >=1\nvariables: {GREETING: servus}\n");
+    create(&[]).expect_code(1).stderr_has("what differs: the variables\n");
+    create(&["--dry-run"]).ok().stderr_has("what differs: the variables\n").stdout_has("would create");
+    file("dependencies:\n  - lib >=1\nvariables: {GREETING: hello}\n");
+    env.tare(&["env", "config", "vars", "set", "-n", "demo", "GREETING=hi"]).ok();
+    create(&[]).expect_code(1).stderr_has("the variables");
+    env.tare(&["env", "config", "vars", "set", "-n", "demo", "GREETING=hello"]).ok();
+    create(&["--gpu", "none"]).expect_code(1).stderr_has("what is asked of the GPU");
+    // Back to the first revision is back to its digest, whatever went on in between.
+    env.tare(&["install", "-n", "demo", "lib=1.0", "app"]).ok();
+    env.tare(&["install", "-n", "demo", "--revision", "0"]).ok();
+    assert_eq!(digest(), first);
+    create(&[]).ok().stderr_has("nothing to do");
+    // Taken away without what is asked for: the state counts, and not the words alone.
+    env.tare(&["remove", "-n", "demo", "lib"]).ok();
+    create(&[]).expect_code(1).stderr_has("what differs: the dependencies\n");
+}
+
+#[test]
+fn a_file_in_whose_place_a_link_stands_is_no_longer_as_installed() {
+    let env = TestEnv::new();
+    let channel = small_channel(&env);
+    env.write("environment.yml", environment_yml(&channel, "dependencies:\n  - app\n"));
+    env.tare(&["lock", "-f", "environment.yml"]).ok();
+    let modes: &[&str] = &["hardlink", "copy", "symlink"];
+    for mode in modes {
+        let prefix = env.envs().join(mode);
+        let sync = || env.tare(&["sync", "-n", mode, "--link-mode", mode, "--json"]).ok().json()["changed"].as_bool().unwrap();
+        assert!(sync() && !sync(), "{mode}: what was made is not as made");
+        let file = prefix.join("share/app/data");
+        assert_eq!(std::fs::symlink_metadata(&file).unwrap().is_symlink(), *mode == "symlink");
+        if *mode == "symlink" {
+            continue;
+        }
+        // With the same contents: only what it is differs.
+        std::fs::rename(&file, prefix.join("share/app/.data")).unwrap();
+        std::os::unix::fs::symlink(".data", &file).unwrap();
+        let told = env.tare(&["sync", "-n", mode, "--link-mode", mode, "--force"]).ok();
+        told.stderr_has("`share/app/data` is a symbolic link and no regular file");
+        assert!(std::fs::symlink_metadata(&file).unwrap().is_file() && !sync());
+    }
+}

@@ -180,6 +180,26 @@ fn the_package_is_tares_own_and_no_part_of_the_environment_for_others() {
 }
 
 #[test]
+fn a_renamed_environment_leaves_a_kernel_that_is_told_of() {
+    let env = TestEnv::new();
+    environment(&env, true);
+    env.tare(&["notebook", "install", "-n", "vision", "--display-name", "Vision (A100)"]).ok();
+    let quiet = env.tare(&["rename", "vision", "seen"]).ok();
+    let hint = "tare notebook remove tare-vision && tare notebook install -p [ENVS]/seen --name tare-vision --display-name 'Vision (A100)'";
+    let quiet =
+        quiet.stderr_has("the Jupyter kernel `tare-vision` starts the environment by its old path, `[ENVS]/vision`").stderr_has(hint);
+    assert_eq!(quiet.stderr.matches("old path").count(), 1);
+    let prefix = env.envs().join("seen").display().to_string();
+    env.tare(&["notebook", "remove", "tare-vision"]).ok();
+    env.tare(&["notebook", "install", "-p", &prefix, "--name", "tare-vision", "--display-name", "Vision (A100)"]).ok();
+    assert_eq!(start(&env, &kernel_json(&env, "tare-vision")).0, 0);
+    let again = env.tare(&["rename", "seen", "vision", "--json"]).ok().json();
+    assert_eq!(again["kernels_left_behind"], serde_json::json!(["tare-vision"]));
+    env.tare(&["notebook", "remove", "tare-vision"]).ok();
+    assert!(!env.tare(&["rename", "vision", "seen"]).ok().stderr.contains("kernel"));
+}
+
+#[test]
 fn a_kernel_whose_environment_is_gone_says_so_and_ends() {
     let env = TestEnv::new();
     let prefix = environment(&env, true);

@@ -46,6 +46,105 @@ pub fn wheel(folder: &Path, name: &str, version: &str, requires: &[&str]) {
     zip.finish().unwrap();
 }
 
+/// Whether a line of a lock stands below a wheel.
+fn after_wheel(lock: &str, line: &str) -> bool {
+    let at = line.as_ptr() as usize - lock.as_ptr() as usize;
+    lock[..at].lines().rev().find_map(|line| line.trim_start().strip_prefix("- ")).is_some_and(|entry| entry.starts_with("pypi: "))
+}
+
+/// An environment of both halves goes through changes and back: what is asked of it is kept, compared and restored.
+#[test]
+fn what_is_asked_of_both_halves_is_kept_and_comes_back() {
+    let env = TestEnv::new().var("TARE_PIP_RESOLVER", "pip").var("PIP_NO_INDEX", "1");
+    let wheels = env.work().join("wheels");
+    let env = env.var("PIP_FIND_LINKS", wheels.display().to_string());
+    wheel(&wheels, "alpha", "1.0", &["beta"]);
+    wheel(&wheels, "beta", "1.0", &[]);
+    wheel(&wheels, "beta", "2.0", &[]);
+    wheel(&wheels, "gamma", "1.0", &[]);
+    let file = |lines: &[&str]| {
+        let mut text = "name: demo\nchannels: [host, nodefaults]\ndependencies:\n  - python=3.11\n  - pip\n  - pip:\n    - --no-index\n    - --find-links wheels\n".to_owned();
+        lines.iter().for_each(|line| text += &format!("    - {line}\n"));
+        env.write("environment.yml", text);
+    };
+    let create = |more: &[&str]| env.tare(&[&["create", "-f", "environment.yml", "--no-compile"], more].concat());
+    file(&["alpha", "beta<2"]);
+    let made = create(&[]);
+    if made.code != 0 && made.stderr.contains("no relocatable CPython") {
+        eprintln!("skipped: no relocatable CPython 3.11 on this machine");
+        return;
+    }
+    made.ok();
+    let digest = |name: &str| env.tare(&["env", "digest", "-n", name]).ok().stdout;
+    let first = digest("demo");
+    let version = |name: &str| {
+        let list = env.tare(&["list", "-n", "demo", "--json"]).ok().json();
+        let row = list.as_array().unwrap().iter().find(|row| row["name"] == name).cloned();
+        row.map(|row| row["version"].as_str().unwrap().to_owned())
+    };
+
+    // Added: what was asked for before holds, and what is installed stays.
+    let install = |specs: &[&str]| env.tare(&[&["install", "-n", "demo", "--no-compile"], specs].concat()).ok();
+    install(&["pypi::gamma", "--dry-run"]).stdout_has(": 1 Python package, 2 packages and 2 Python packages kept,");
+    install(&["pypi::gamma"]).stderr_has("gamma 1.0 added");
+    assert_eq!(version("beta").as_deref(), Some("1.0"));
+    create(&[]).expect_code(1).stderr_has("what differs: the `pip:` section\n");
+    let all = env.tare(&["update", "-n", "demo"]).ok().stderr_has("the 3 Python packages stay as installed: ");
+    all.stderr_has("tare update pypi::alpha pypi::beta pypi::gamma").stderr_has("nothing to do");
+    // Asked for anew, without the bound; the request alone may change too.
+    install(&["pypi::beta"]).stderr_has("beta 1.0 -> 2.0");
+    install(&["pypi::beta==2.0"]).stderr_has("changed `demo`: ");
+    env.tare(&["remove", "-n", "demo", "gamma"]).ok();
+    file(&["alpha", "beta==2.0"]);
+    create(&[]).ok().stderr_has("nothing to do");
+    create(&["--dry-run"]).ok().stderr_has("nothing to do");
+
+    // Back: packages, what was asked for, the digest of it all.
+    env.tare(&["install", "-n", "demo", "--revision", "0"]).ok().stderr_has("beta 2.0 -> 1.0");
+    assert_eq!(digest("demo"), first);
+    create(&[]).expect_code(1);
+    file(&["alpha", "beta<2"]);
+    create(&[]).ok().stderr_has("nothing to do");
+    // The recorded request holds when its package is updated by its bare name.
+    env.tare(&["update", "-n", "demo", "beta"]).ok().stderr_has("nothing to do");
+    // The digest after a repair.
+    let prefix = env.envs().join("demo");
+    let site = prefix.join("lib/python3.11/site-packages");
+    std::fs::remove_file(site.join("beta/__init__.py")).unwrap();
+    std::fs::remove_file(site.join("pip/__init__.py")).unwrap();
+    env.tare(&["verify", "-n", "demo", "--repair"]).ok();
+    assert_eq!(digest("demo"), first);
+    // The digest on a machine with another cache, whose folder is in the records of `host`.
+    let conda = |cache: &Path| {
+        let mut command = env.command(&["create", "-n", "conda", "-f", "environment.yml", "--no-pip", "--no-compile", "--force"]);
+        env.ran(command.env("TARE_CACHE_DIR", cache).output().unwrap()).ok();
+        let record = tree(&env.envs().join("conda/conda-meta"), &[]).into_iter().find(|line| line.starts_with("python-3.11")).unwrap();
+        (digest("conda"), record)
+    };
+    let here = conda(&env.cache());
+    let copied = env.path().join("another-cache");
+    assert!(env.other("cp").arg("-al").arg(env.cache()).arg(&copied).status().unwrap().success());
+    let there = conda(&copied);
+    assert_ne!(here.1, there.1, "the cache is not in the record");
+    assert_eq!(here.0, there.0);
+
+    // What another tool takes away of a conda package is told.
+    env.tare(&["diff", "environment.yml", "demo"]).ok();
+    let infos = std::fs::read_dir(&site).unwrap().map(|entry| entry.unwrap().path());
+    let info = infos.into_iter().find(|path| path.file_name().unwrap().to_string_lossy().starts_with("pip-")).unwrap();
+    std::fs::rename(&info, env.path().join("taken")).unwrap();
+    let told = env.tare(&["diff", "environment.yml", "demo"]).expect_code(4);
+    told.stdout_has("! pip  `pip` is asked for and not there").stderr_has("`pip` of `demo` is recorded, but ");
+    std::fs::rename(env.path().join("taken"), &info).unwrap();
+    env.tare(&["diff", "environment.yml", "demo"]).ok();
+
+    // Without Python its packages are nobody's.
+    env.tare(&["remove", "-n", "demo", "python", "--dry-run"]).ok().stdout_has("alpha").stderr_has("`pypi::alpha`, `pypi::beta`");
+    env.tare(&["remove", "-n", "demo", "python"]).ok();
+    assert!(!site.exists(), "{:?}", tree(&prefix, &[]));
+    assert!(!prefix.join("conda-meta/tare/pypi/alpha.json").exists());
+}
+
 #[test]
 fn one_lock_holds_both_halves() {
     let env = TestEnv::new();
@@ -80,9 +179,11 @@ fn one_lock_holds_both_halves() {
 
     // Installed from the lock, in one transaction, and known as what it is.
     let prefix = env.envs().join("demo");
-    env.tare(&["sync"]).ok();
+    let synced = env.tare(&["sync"]).ok();
+    assert!(!synced.stderr.contains("unchecked"), "{}", synced.stderr);
     env.tare(&["verify", "-n", "demo", "tare.lock"]).ok();
     let whole = tree(&prefix, &["conda-meta/history"]);
+    let digest = env.tare(&["env", "digest", "-n", "demo"]).ok().stdout;
     env.tare(&["run", "-n", "demo", "alpha"]).ok().stdout_has("alpha 1.0");
     assert_eq!(env.tare(&["sync", "-n", "demo", "--json"]).ok().json()["changed"], false);
     env.write("copy.lock", &lock);
@@ -97,14 +198,32 @@ fn one_lock_holds_both_halves() {
     let found = env.tare(&["verify", "-n", "demo"]).expect_code(5).stdout_has("changed  lib/python3.11/site-packages/alpha/__init__.py");
     found.stdout_has("missing  lib/python3.11/site-packages/gamma-1.0.dist-info");
     env.tare(&["verify", "-n", "demo", "--repair"]).ok().stderr_has("linked 2 packages anew: alpha, gamma");
-    // Byte code of the run above is nobody's; what tare notes of where a wheel came from may be more than it was.
+    // Byte code of the run above is nobody's.
     let different = |now: Vec<String>| -> Vec<String> {
-        let counts = |line: &String| !line.contains("conda-meta/tare/pypi/");
-        let gone = whole.iter().filter(|line| counts(line) && !now.contains(line)).map(|line| format!("- {line}"));
-        let more = now.iter().filter(|line| counts(line) && !line.contains("/__pycache__/") && !whole.contains(line));
+        let gone = whole.iter().filter(|line| !now.contains(line)).map(|line| format!("- {line}"));
+        let more = now.iter().filter(|line| !line.contains("/__pycache__/") && !whole.contains(line));
         gone.chain(more.map(|line| format!("+ {line}"))).collect()
     };
     assert_eq!(different(tree(&prefix, &["conda-meta/history"])), [""; 0]);
+
+    assert_eq!(env.tare(&["env", "digest", "-n", "demo"]).ok().stdout, digest);
+
+    // A lock without a hash says so once.
+    let bare: String = lock
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("sha256: ") || !after_wheel(&lock, line))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    assert_ne!(bare, lock);
+    env.write("bare.lock", &bare);
+    let unchecked =
+        env.tare(&["sync", "-n", "unchecked", "bare.lock"]).ok().stderr_has("warning: the lock has no sha256 of `alpha`, `beta`, `gamma`");
+    assert_eq!(
+        unchecked.stderr.matches("unchecked:").count() + unchecked.stderr.matches("installed unchecked").count(),
+        1,
+        "{}",
+        unchecked.stderr
+    );
 
     // Other formats keep files and hashes, from the lock and from the environment.
     for source in [&["tare.lock"][..], &["-n", "demo"]] {
