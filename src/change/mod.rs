@@ -333,7 +333,7 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
             .hint("leave out --platform and CONDA_SUBDIR, or make another environment: tare create"));
     }
     prepared.pinned.extend(pins(&open.prefix)?);
-    requests::recall(mode, &open, &mut prepared)?;
+    let carried = requests::recall(mode, &open, &mut prepared);
     let request = Request::new(mode, &open, &prepared.spec.dependencies)?;
     if request.is_everything(mode, &prepared) {
         requests::tell_of_python(&open, &*progress);
@@ -378,7 +378,10 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
     plan.update_specs = asked;
     plan.remove_specs = open.requested.keys().filter(|name| !plan.requested.contains_key(*name)).cloned().collect();
     plan.variables = (variables != open.prefix.variables()?).then_some(variables);
-    let pypi = python_half(mode, &open, &prepared, &resolved.records, options, settings, &session, progress.clone()).await?;
+    let mut pypi = python_half(mode, &open, &prepared, &resolved.records, options, settings, &session, progress.clone()).await?;
+    if let Some(pypi) = &mut pypi {
+        requests::leave_out(&carried, &open, &mut serde_json::Value::Null, &mut pypi.wheels);
+    }
     if pypi.is_some() || (prune && !inputs.no_pip) {
         let wanted = pypi.as_ref().map(|pypi| pypi.wheels.as_slice()).unwrap_or_default();
         plan.take_python(&open, wanted, prune);
@@ -387,6 +390,7 @@ pub async fn change(mode: Mode, inputs: &Inputs, options: &Options, settings: &S
     let planned = Planned { prefix: open.prefix.path().to_owned(), prepared, resolved, pypi };
     let mut facts = create::facts(&planned);
     if !prune {
+        requests::leave_out(&carried, &open, &mut facts, &mut []);
         requests::keep(&mut facts, open.stamp.as_ref());
     }
     if prune && open.prefix.pinned()?.is_empty() {

@@ -6,12 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value};
 
 use super::{Mode, Open};
-use crate::error::Result;
 use crate::export::requirement_name;
 use crate::install::Stamp;
 use crate::prefix::normalize;
 use crate::pypi::installed::{Changes, Installed};
-use crate::pypi::{Name, PypiSource, Section};
+use crate::pypi::{Name, PypiSource, ReadyWheel, Section};
 use crate::report::Progress;
 use crate::resolve;
 use crate::spec::{PipItem, PipKind, Requirement, is_argument};
@@ -63,27 +62,35 @@ pub(super) fn qualify(open: &Open, specs: &mut [String]) {
     }
 }
 
-/// What was asked for before holds on: of a package that is updated by its bare name, and of those that the request does not name.
-///
-/// # Errors
-/// None: what cannot be read any more is left out.
-pub(super) fn recall(mode: Mode, open: &Open, prepared: &mut resolve::Prepared) -> Result<()> {
-    let Some(section) = prepared.pip.as_mut().filter(|_| mode != Mode::Update { prune: true }) else { return Ok(()) };
+/// What was asked for before holds on: of a package that is updated by its bare name, and of those that the request does not name. Returns the packages
+/// that are updated by their bare names and were never asked for otherwise: nothing new is recorded about them.
+pub(super) fn recall(mode: Mode, open: &Open, prepared: &mut resolve::Prepared) -> BTreeSet<String> {
+    let mut carried = BTreeSet::new();
+    let Some(section) = prepared.pip.as_mut().filter(|_| mode != Mode::Update { prune: true }) else { return carried };
     let recorded = recorded(open.stamp.as_ref());
     if matches!(mode, Mode::Update { .. }) {
         for item in section.requirements.iter_mut().filter(|item| is_argument(item.place.as_ref())) {
             let PipKind::Requirement { requirement, hashes } = &item.kind else { continue };
             let is_bare =
                 requirement.version_or_url.is_none() && requirement.extras.is_empty() && requirement.marker == pep508_rs::MarkerTree::TRUE;
-            if let Some((line, earlier)) = recorded.get(&normalize(requirement.name.as_ref())).filter(|_| is_bare && hashes.is_empty()) {
-                let kind = PipKind::Requirement { requirement: Box::new(earlier.clone()), hashes: Vec::new() };
-                *item = PipItem { kind, text: (*line).to_owned(), ..item.clone() };
+            if !is_bare || !hashes.is_empty() {
+                continue;
+            }
+            let name = normalize(requirement.name.as_ref());
+            match recorded.get(&name) {
+                Some((line, earlier)) => {
+                    let kind = PipKind::Requirement { requirement: Box::new(earlier.clone()), hashes: Vec::new() };
+                    *item = PipItem { kind, text: (*line).to_owned(), ..item.clone() };
+                }
+                None => {
+                    carried.insert(name);
+                }
             }
         }
     }
     // Constraints would need hashes too.
     if section.has_hashes() || section.options.require_hashes {
-        return Ok(());
+        return carried;
     }
     let named: BTreeSet<String> = section.written_names().map(|name| name.to_string()).collect();
     let others =
@@ -94,7 +101,17 @@ pub(super) fn recall(mode: Mode, open: &Open, prepared: &mut resolve::Prepared) 
         requirement.to_string()
     });
     section.hold_requests(held.collect());
-    Ok(())
+    carried
+}
+
+/// Leaves packages out of the notes of a change, and unasked for where they were: see [`recall`].
+pub(super) fn leave_out(carried: &BTreeSet<String>, open: &Open, facts: &mut Value, wheels: &mut [ReadyWheel]) {
+    if let Some(lines) = facts[LINES].as_array_mut() {
+        lines.retain(|line| !line.as_str().and_then(requirement_name).is_some_and(|name| carried.contains(&name)));
+    }
+    for ready in wheels.iter_mut().filter(|ready| carried.contains(ready.record.name.as_ref())) {
+        ready.record.requested = open.python.iter().any(|installed| installed.name == ready.record.name.as_ref() && installed.requested);
+    }
 }
 
 /// Says that an update of everything is one of conda's packages.

@@ -134,8 +134,8 @@ pub async fn clone(source: &str, args: &CreateArgs, context: &Context<'_>) -> Re
         let places = super::context::places(&context.settings);
         let from = Prefix::open(crate::prefix::locate(&change::named(source), &places)?)?;
         let to = crate::prefix::place_for_new(&options.which, &places)?;
-        let packages = from.records()?.len();
-        context.printer.data(&format!("would copy {} to {}: {}\n", from.path().display(), to.display(), count(packages, "package")));
+        let packages = both_halves(from.records()?.len(), from.pip_distributions().len()).unwrap_or_else(|| count(0, "package"));
+        context.printer.data(&format!("would copy {} to {}: {packages}\n", from.path().display(), to.display()));
         context.printer.json(&json!({ "from": from.path(), "prefix": to, "dry_run": true, "changed": false }));
         return Ok(0);
     }

@@ -254,6 +254,12 @@ impl<'a> Workshop<'a> {
             Err(error) if error.kind() == Kind::Unsatisfiable && !section.held().is_empty() => self.resolve_once(&section.released()).await,
             result => result,
         }
+        .map_err(|error| match section.earlier() {
+            lines if error.kind() == Kind::Unsatisfiable && !lines.is_empty() => {
+                error.hint(format!("asked for before, and held to: {}; to ask anew: tare install 'pypi::NAME'", lines.join(", ")))
+            }
+            _ => error,
+        })
     }
 
     async fn resolve_once(&mut self, section: &Section) -> Result<Resolution> {
