@@ -200,7 +200,8 @@ impl Error {
     /// An I/O error on a path: `cannot VERB \`PATH\``.
     pub fn io(verb: &str, path: &Path, error: &std::io::Error) -> Self {
         let mut made = Self::failure(format!("cannot {verb} `{}`", path.display())).because(error);
-        if matches!(error.raw_os_error(), Some(28 | 122)) {
+        // An error that was wrapped has the kind and no number.
+        if matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded) {
             made =
                 made.hint("free some disk space there, or choose another place for the environment (`-p`) or the cache (TARE_CACHE_DIR)");
         }

@@ -4,86 +4,12 @@
 use std::ops::Range;
 
 use rattler_conda_types::Subdir;
-use serde::Deserialize;
-use toml::Spanned;
 
 use super::{Format, Lock, LockedPlatform, LockedPypi, LockedVcs, PypiFile, PypiHashes, without_credentials};
 use crate::error::{Error, Result};
 use crate::prefix::normalize;
+use crate::pypi::pylock::{Archive, Document, Package};
 use crate::spec::Text;
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-struct Document {
-    lock_version: Spanned<String>,
-    #[serde(default)]
-    requires_python: Option<String>,
-    #[serde(default)]
-    packages: Vec<Spanned<Package>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-struct Package {
-    name: Spanned<String>,
-    #[serde(default)]
-    version: Option<String>,
-    #[serde(default)]
-    marker: Option<String>,
-    #[serde(default)]
-    requires_python: Option<String>,
-    #[serde(default)]
-    dependencies: Vec<toml::Table>,
-    #[serde(default)]
-    index: Option<String>,
-    #[serde(default)]
-    vcs: Option<VcsSource>,
-    #[serde(default)]
-    directory: Option<Directory>,
-    #[serde(default)]
-    archive: Option<Archive>,
-    #[serde(default)]
-    sdist: Option<Archive>,
-    #[serde(default)]
-    wheels: Vec<Archive>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-struct VcsSource {
-    #[serde(rename = "type")]
-    kind: String,
-    #[serde(default)]
-    url: Option<String>,
-    #[serde(default)]
-    path: Option<String>,
-    #[serde(default)]
-    requested_revision: Option<String>,
-    commit_id: String,
-    #[serde(default)]
-    subdirectory: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Directory {
-    path: String,
-    #[serde(default)]
-    editable: bool,
-}
-
-#[derive(Deserialize)]
-struct Archive {
-    #[serde(default)]
-    url: Option<String>,
-    #[serde(default)]
-    path: Option<String>,
-    #[serde(default)]
-    size: Option<u64>,
-    #[serde(default)]
-    subdirectory: Option<String>,
-    #[serde(default)]
-    hashes: Option<Spanned<std::collections::BTreeMap<String, String>>>,
-}
 
 pub(super) fn read(text: &Text) -> Result<Lock> {
     let document: Document = toml::from_str(&text.text).map_err(|error| {
@@ -96,7 +22,7 @@ pub(super) fn read(text: &Text) -> Result<Lock> {
             .hint("make it again, for instance: uv export --format pylock.toml, or pip lock")
     })?;
     let version = document.lock_version.get_ref();
-    if version != "1.0" && !version.starts_with("1.") {
+    if !document.is_known() {
         return Err(Error::usage(format!("the pylock.toml has version `{version}`; versions 1.x are understood"))
             .at(text.place(document.lock_version.span(), "here"))
             .hint("write it with an older tool, or update tare"));

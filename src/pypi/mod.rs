@@ -12,6 +12,8 @@ pub mod installed;
 mod pip;
 mod process;
 mod provided;
+/// The text of `pylock.toml`.
+pub(crate) mod pylock;
 /// `RECORD` files.
 pub(crate) mod record_file;
 mod resolve;

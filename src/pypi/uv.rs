@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use async_trait::async_trait;
-use serde::Deserialize;
 use url::Url;
 
 use super::engine::{Found, PypiResolver, Query, tell_yanked, version_in};
 use super::pip::bare_url;
 use super::process::{self, Job, RESOLVE_LIMIT};
+use super::pylock::{Archive, Document};
 use super::section::Options;
 use super::tags::{Tags, WheelName};
 use super::{Engine, Name, PypiRecord, PypiSource, Version};
@@ -179,72 +179,6 @@ fn uv_has_indexes(env: &Environment) -> bool {
     })
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-struct Pylock {
-    lock_version: String,
-    #[serde(default)]
-    packages: Vec<Package>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-struct Package {
-    name: String,
-    #[serde(default)]
-    version: Option<String>,
-    #[serde(default)]
-    requires_python: Option<String>,
-    #[serde(default)]
-    index: Option<String>,
-    #[serde(default)]
-    vcs: Option<PackageVcs>,
-    #[serde(default)]
-    directory: Option<PackageDirectory>,
-    #[serde(default)]
-    archive: Option<Artifact>,
-    #[serde(default)]
-    sdist: Option<Artifact>,
-    #[serde(default)]
-    wheels: Vec<Artifact>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-struct PackageVcs {
-    r#type: String,
-    #[serde(default)]
-    url: Option<String>,
-    #[serde(default)]
-    path: Option<String>,
-    #[serde(default)]
-    requested_revision: Option<String>,
-    commit_id: String,
-    #[serde(default)]
-    subdirectory: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct PackageDirectory {
-    path: String,
-    #[serde(default)]
-    editable: bool,
-}
-
-#[derive(Deserialize)]
-struct Artifact {
-    #[serde(default)]
-    url: Option<String>,
-    #[serde(default)]
-    path: Option<String>,
-    #[serde(default)]
-    size: Option<u64>,
-    #[serde(default)]
-    hashes: BTreeMap<String, String>,
-    #[serde(default)]
-    subdirectory: Option<String>,
-}
-
 /// Which kinds of files `--only-binary` and `--no-binary` leave.
 struct Formats<'a>(&'a Options);
 
@@ -276,13 +210,13 @@ pub(super) fn read_pylock(text: &str, folder: &Path, tags: &Tags, options: &Opti
     let broken = |why: String| {
         Error::failure("uv's answer cannot be read").because(why).hint("use another version of uv, or pip: --pip-resolver pip")
     };
-    let lock: Pylock = toml::from_str(text).map_err(|error| broken(error.to_string()))?;
-    if lock.lock_version.split('.').next() != Some("1") {
-        return Err(broken(format!("its format is version {}, and 1 is known", lock.lock_version)));
+    let lock: Document = toml::from_str(text).map_err(|error| broken(error.to_string()))?;
+    if !lock.is_known() {
+        return Err(broken(format!("its format is version {}, and 1 is known", lock.lock_version.get_ref())));
     }
     let mut found = Vec::new();
-    for package in lock.packages {
-        let name = Name::from_str(&package.name).map_err(|error| broken(error.to_string()))?;
+    for package in lock.packages.into_iter().map(toml::Spanned::into_inner) {
+        let name = Name::from_str(package.name.get_ref()).map_err(|error| broken(error.to_string()))?;
         let complete_version = package.version.as_deref().and_then(|version| Version::from_str(version).ok());
         let source = if let Some(vcs) = package.vcs {
             let url = match (vcs.url, vcs.path) {
@@ -291,7 +225,7 @@ pub(super) fn read_pylock(text: &str, folder: &Path, tags: &Tags, options: &Opti
                 (None, None) => return Err(broken(format!("the repository of `{name}` has no URL"))),
             };
             PypiSource::Vcs {
-                system: vcs.r#type,
+                system: vcs.kind,
                 url,
                 requested_revision: vcs.requested_revision,
                 commit: vcs.commit_id,
@@ -303,7 +237,7 @@ pub(super) fn read_pylock(text: &str, folder: &Path, tags: &Tags, options: &Opti
             artifact(archive, folder, None, true)?
         } else {
             let formats = Formats(options);
-            let mut best: Option<(usize, Artifact)> = None;
+            let mut best: Option<(usize, Archive)> = None;
             let mut others = Vec::new();
             for wheel in package.wheels {
                 let file = wheel.url.as_deref().or(wheel.path.as_deref()).map(file_name).unwrap_or_default();
@@ -352,7 +286,7 @@ fn file_url(folder: &Path, path: &str) -> Result<Url> {
     Url::from_file_path(&path).map_err(|()| Error::failure(format!("`{}` is no absolute path", path.display())))
 }
 
-fn artifact(artifact: Artifact, folder: &Path, index: Option<Url>, direct: bool) -> Result<PypiSource> {
+fn artifact(artifact: Archive, folder: &Path, index: Option<Url>, direct: bool) -> Result<PypiSource> {
     let url = match (&artifact.url, &artifact.path) {
         (Some(url), _) => bare_url(url)?,
         (None, Some(path)) => file_url(folder, path)?,
@@ -360,7 +294,7 @@ fn artifact(artifact: Artifact, folder: &Path, index: Option<Url>, direct: bool)
     };
     Ok(PypiSource::Archive {
         url,
-        sha256: artifact.hashes.get("sha256").cloned(),
+        sha256: artifact.hashes.as_ref().and_then(|hashes| hashes.get_ref().get("sha256")).cloned(),
         size: artifact.size,
         index,
         direct,
