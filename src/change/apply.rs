@@ -92,6 +92,8 @@ pub(super) struct Repair {
     pub lost_records: HashSet<String>,
     /// Paths of the packages whose records were lost.
     pub lost_paths: Vec<PathBuf>,
+    /// The packages that have byte code, which is made again: names, of Python packages `pypi::NAME`.
+    pub compiled: HashSet<String>,
 }
 
 impl Job {
@@ -540,7 +542,14 @@ fn build(
     lap(&mut seconds.link);
 
     let (compiled, not_compiled) = if plan.compile {
-        install::compile_noarch(plan, prefix, packages, python.as_ref(), stage.path(), &mut linked, &mut staged, progress)?
+        let only = job.repair.as_ref().map(|repair| &repair.compiled);
+        for (wheel, staged) in wheels.iter().zip(&mut staged) {
+            let name = crate::pypi::install::qualified(wheel.ready.record.name.as_ref());
+            if only.is_some_and(|only| !only.contains(&name)) {
+                staged.sources.clear();
+            }
+        }
+        install::compile_noarch(plan, prefix, packages, only, python.as_ref(), stage.path(), &mut linked, &mut staged, progress)?
     } else {
         (0, None)
     };

@@ -241,6 +241,8 @@ impl State {
         }
 
         let records = self.obtainable(records, repaired, options, settings, session, progress.clone()).await?;
+        let by_default = self.stamp.as_ref().map_or(settings.compile.value, |stamp| stamp.compiled);
+        let compiled = self.compiled(&records, by_default);
         let (unlink_python, keep_python, wheels) = self.damaged_python(prefix, repaired, options, settings, session, progress).await?;
         let names: HashSet<_> = records.iter().map(|record| record.package_record.name.clone()).collect();
         rewritten.retain(|file| records.iter().any(|record| record_file(record) == *file));
@@ -266,7 +268,7 @@ impl State {
         };
         let mut plan = install::Plan::new(place, subdir, records);
         plan.link_mode = create::link_mode(options.link_mode, settings)?;
-        plan.compile = self.stamp.as_ref().map_or(settings.compile.value, |stamp| stamp.compiled);
+        plan.compile = !compiled.is_empty();
         plan.requested = requested;
         plan.command.clone_from(&options.command);
         plan.concurrency = settings.concurrency.value;
@@ -297,8 +299,25 @@ impl State {
             variables: None,
             marker: None,
             moved_from: None,
-            repair: Some(Repair { modes: modes.filter(|_| self.stamp.is_some()), stamp: self.stamp, lost_records: rewritten, lost_paths }),
+            repair: Some(Repair {
+                modes: modes.filter(|_| self.stamp.is_some()),
+                stamp: self.stamp,
+                lost_records: rewritten,
+                lost_paths,
+                compiled,
+            }),
         }))
+    }
+
+    /// The packages that have byte code by their lists; those of `records` whose lists were lost, `by_default`.
+    fn compiled(&self, records: &[RepoDataRecord], by_default: bool) -> HashSet<String> {
+        let has = |path: &Path| path.extension().is_some_and(|extension| extension == "pyc");
+        let name = |record: &RepoDataRecord| record.package_record.name.as_normalized().to_owned();
+        let known: HashSet<String> = self.known.iter().map(|known| name(&known.record.repodata_record)).collect();
+        let conda = self.known.iter().filter(|known| known.paths().any(has)).map(|known| name(&known.record.repodata_record));
+        let lost = records.iter().map(name).filter(|name| by_default && !known.contains(name));
+        let python = self.python.iter().filter(|installed| installed.owns().any(has)).map(Installed::qualified);
+        conda.chain(lost).chain(python).collect()
     }
 
     /// The Python packages that are linked anew, those that stay, and the wheels.

@@ -17,7 +17,7 @@ pub(crate) mod space;
 pub(crate) mod swap;
 mod target;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -660,7 +660,7 @@ fn build(
     lap(&mut seconds.link);
 
     let (compiled, not_compiled) = if plan.compile {
-        compile_noarch(plan, prefix, packages, python.as_ref(), stage.path(), &mut linked, &mut staged, &*progress)?
+        compile_noarch(plan, prefix, packages, None, python.as_ref(), stage.path(), &mut linked, &mut staged, &*progress)?
     } else {
         (0, None)
     };
@@ -739,23 +739,26 @@ pub(crate) fn check_space(prefix: &Path, layout: &link::Layout, packages: &[fetc
     }
 }
 
-/// Compiles the Python files of the noarch ones among `packages`, and of wheels, with the Python in `stage`. Returns how many, or why none.
+/// Compiles the Python files of the noarch ones among `packages` (`only`: of those of these names), and of wheels, with the Python in `stage`. Returns how
+/// many, or why none.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn compile_noarch(
     plan: &Plan,
     prefix: &Path,
     packages: &[fetch::Cached],
+    only: Option<&HashSet<String>>,
     python: Option<&rattler::install::PythonInfo>,
     stage: &Path,
     linked: &mut [Vec<rattler_conda_types::prefix_record::PathsEntry>],
     staged: &mut [StagedWheel],
     progress: &dyn Progress,
 ) -> Result<(usize, Option<String>)> {
+    let wanted = |record: &PackageRecord| only.is_none_or(|only| only.contains(record.name.as_normalized()));
     let Some(python) = python else { return Ok((0, None)) };
     let jobs: Vec<compile::Job> = packages
         .iter()
         .enumerate()
-        .filter(|(_, package)| package.index.noarch.is_python())
+        .filter(|(_, package)| package.index.noarch.is_python() && wanted(&package.record.package_record))
         .map(|(number, _)| compile::Job { package: number, files: compile::sources(&linked[number], &python.site_packages_path) })
         // In pieces, which are the same for the same wheel: one process would be busy with a large one for long.
         .chain(staged.iter().enumerate().flat_map(|(number, wheel)| {

@@ -256,7 +256,11 @@ impl<'a> Workshop<'a> {
         }
         .map_err(|error| match section.earlier() {
             lines if error.kind() == Kind::Unsatisfiable && !lines.is_empty() => {
-                error.hint(format!("asked for before, and held to: {}; to ask anew: tare install 'pypi::NAME'", lines.join(", ")))
+                let lines: Vec<String> = lines.iter().map(|line| format!("`{line}`")).collect();
+                error.hint(format!(
+                    "what was asked for before holds: {}; to ask anew, name it too: tare install 'pypi::NAME'",
+                    lines.join(", ")
+                ))
             }
             _ => error,
         })

@@ -114,6 +114,14 @@ fn what_is_asked_of_both_halves_is_kept_and_comes_back() {
     std::fs::remove_file(site.join("pip/__init__.py")).unwrap();
     env.tare(&["verify", "-n", "demo", "--repair"]).ok();
     assert_eq!(digest("demo"), first);
+    // Where some have byte code and others have none, too.
+    env.tare(&["install", "-n", "demo", "pypi::gamma"]).ok().stderr_has("compiled");
+    let mixed = digest("demo");
+    for file in ["gamma/__init__.py", "beta/__init__.py", "pip/__init__.py"] {
+        std::fs::remove_file(site.join(file)).unwrap();
+    }
+    env.tare(&["verify", "-n", "demo", "--repair"]).ok();
+    assert_eq!(digest("demo"), mixed);
     // The digest on a machine with another cache, whose folder is in the records of `host`.
     let conda = |cache: &Path| {
         let _ = std::fs::remove_dir_all(env.envs().join("conda"));
