@@ -130,11 +130,8 @@ def survivors(torch: Any, min_cpu: Optional[int] = None) -> Tuple[List[Survivor]
         seen = _torch.seen(tensor)
         if seen is not None and (seen.on_gpu or seen.nbytes >= limit):
             found.append(Survivor(tensor, seen))
-        try:
-            if tensor.grad_fn is not None:
-                graphs.append(tensor)
-        except Exception:
-            continue
+        if _torch.part(tensor, "grad_fn") is not None:
+            graphs.append(tensor)
     return found, graphs
 
 
@@ -620,11 +617,11 @@ class _Graphs:
         # The end of a graph first: a loss keeps what everything before it keeps.
         inner: Set[int] = set()
         for owner in owners:
-            for node in _torch.next_nodes(owner.grad_fn):
+            for node in _torch.next_nodes(_torch.part(owner, "grad_fn")):
                 inner.add(id(node))
-        ordered = sorted(owners, key=lambda owner: id(owner.grad_fn) in inner)
+        ordered = sorted(owners, key=lambda owner: id(_torch.part(owner, "grad_fn")) in inner)
         for owner in ordered:
-            todo = [owner.grad_fn]
+            todo = [_torch.part(owner, "grad_fn")]
             while todo and len(seen_nodes) < limit:
                 node = todo.pop()
                 if id(node) in seen_nodes:
@@ -645,6 +642,15 @@ class _Graphs:
         seen_nodes.clear()
 
 
+def _bases(found: List[Survivor], edges: List[Tuple[Any, Any]]) -> None:
+    """What a view is a view of is held by it from C++; an object that Python has made for it lives as long as the view."""
+    seen = {id(one.tensor) for one in found}
+    for one in found:
+        base = _torch.part(one.tensor, "_base")
+        if base is not None and id(base) in seen:
+            edges.append((base, one.tensor))
+
+
 def _same(one: Dict[Any, Any], other: Dict[Any, Any]) -> bool:
     """Whether two dictionaries hold the very same objects; they are not compared, which could call anything."""
     if len(one) != len(other) or len(one) >= 10_000:
@@ -656,10 +662,7 @@ def _grads(found: List[Survivor], known: Dict[_torch.StorageKey, int], edges: Li
     """Gradients that no Python object names, by the id of the tensor that has them; `edges` takes those that one does."""
     attached: Dict[int, List[_torch.Seen]] = {}
     for one in found:
-        try:
-            grad = one.tensor.grad if one.tensor.is_leaf else None
-        except Exception:
-            continue
+        grad = _torch.part(one.tensor, "grad") if _torch.part(one.tensor, "is_leaf") else None
         seen = _torch.seen(grad) if grad is not None else None
         if seen is not None:
             edges.append((grad, one.tensor))
@@ -708,6 +711,7 @@ def find(
         found = found[:only]
     edges: List[Tuple[Any, Any]] = []
     grads = _grads(found, total_known, edges)
+    _bases(found, edges)
     graphs = _Graphs(torch, graph_owners, total_known, limit)
     kept_ids = reachable_from(keep) if keep else set()
 

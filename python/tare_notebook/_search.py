@@ -647,11 +647,10 @@ def hop(parent: Any, child: Any) -> Hop:
     """How `parent` refers to `child`."""
     if _is_tensor(parent) and (_is_tensor(child) or hasattr(type(child), "next_functions")):
         # Held from C++: the gradient, and what the graph saved for the backward pass.
-        try:
-            if parent.is_leaf and parent.grad is child:
-                return Hop(".grad", ".grad")
-        except Exception:
-            pass
+        if _torch.part(parent, "is_leaf") and _torch.part(parent, "grad") is child:
+            return Hop(".grad", ".grad")
+        if _is_tensor(child) and _torch.part(parent, "_base") is child:
+            return Hop("._base", "._base")
         return Hop(" → its graph", None)
     if is_a(parent, types.FrameType):
         for key, value in _locals(parent).items():

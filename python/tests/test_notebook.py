@@ -410,6 +410,14 @@ class Elsewhere(Case):
         self.assertIn("test_x.kept.clear()", out)
 
 
+class Views(Case):
+    def test_the_view_is_what_holds_and_not_native_code(self):
+        space = {"view": tensor(3).view(3, -1)}
+        found = tare_notebook.holders(namespace=space)
+        self.assertEqual([(one.kind, one.where, one.release, one.nbytes) for one in found], [("module global", "view", "del view", 3 * MIB)])
+        self.assertTrue(tare_notebook.zero(namespace=space))
+
+
 class Hostile(Case):
     """What lies in a namespace beside the tensors answers with anything, and the holder is named all the same."""
 
