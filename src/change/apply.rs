@@ -862,7 +862,13 @@ fn write_metadata(
     let gone = job.unlink.iter().map(|known| &known.record.repodata_record).collect();
     let note = revisions::Note { packages: python, request: notes.request(state.clone()), gone, there: &all };
     revisions::note(stage, (!job.is_copy()).then_some(job.base.as_path()), &history, note)?;
-    metadata::write_stamp(stage, &notes, state, written, &prefix_records)?;
+    // What is the very same file in the stage was looked at before.
+    let taken: HashMap<&str, &Entry> = match job.is_copy() {
+        true => HashMap::new(),
+        false => decision.take.iter().filter_map(|entry| Some((entry.path.to_str()?, *entry))).collect(),
+    };
+    let known = |path: &str| taken.get(path).map(|entry| entry.about());
+    metadata::write_stamp(stage, &notes, state, written, &prefix_records, &known)?;
     if let Some((name, text)) = &job.marker {
         replace(&stage.join(metadata::TARE_FOLDER).join(name), text.as_bytes())?;
     }

@@ -10,6 +10,7 @@ use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, IntoParallelRef
 use rayon::slice::ParallelSliceMut;
 
 use crate::error::{Error, Result};
+use crate::install::metadata::About;
 use crate::install::{Cancel, link};
 
 /// What an entry of a folder is.
@@ -114,6 +115,14 @@ fn looked_at(root: &Path, listed: Listed) -> Result<Option<Entry>> {
         _ => Kind::Special,
     };
     Ok(Some(described(listed.path, kind, &about)))
+}
+
+impl Entry {
+    /// As the lists of installed files want it.
+    pub(super) fn about(&self) -> About {
+        let mode = if cfg!(unix) { self.mode } else { 0o644 };
+        About { is_link: self.kind == Kind::Link, is_file: self.kind == Kind::File, mode }
+    }
 }
 
 /// Everything in `root` but `conda-meta`, parents before what they hold, sorted by the bytes of the path.

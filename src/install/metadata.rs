@@ -12,7 +12,7 @@ use rattler_conda_types::prefix_record::PathsEntry;
 use rattler_conda_types::{MatchSpec, Matches, PrefixRecord, RepoDataRecord, Subdir};
 use rattler_environment_digest::environment_digest;
 use rattler_redaction::strip_url_for_serialization;
-use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
@@ -381,22 +381,24 @@ pub(crate) fn write_notes(
     if let Some(state) = &state {
         write_file(&stage.join("conda-meta/state"), state.as_bytes())?;
     }
-    write_stamp(stage, notes, state.as_deref().map(|text| sha256_hex(text.as_bytes())), written, records)
+    write_stamp(stage, notes, state.as_deref().map(|text| sha256_hex(text.as_bytes())), written, records, &|_| None)
 }
 
-/// Writes tare's own files into `stage`. `state_sha256`: of `conda-meta/state`.
+/// Writes tare's own files into `stage`. `state_sha256`: of `conda-meta/state`. `known`: see [`installed`].
 pub(crate) fn write_stamp<R: Borrow<PrefixRecord>>(
     stage: &Path,
     notes: &Notes<'_>,
     state_sha256: Option<String>,
     written: Vec<(String, u64)>,
     records: &[R],
+    known: &Known<'_>,
 ) -> Result<()> {
     let folder = stage.join(TARE_FOLDER);
     fs_err::create_dir_all(&folder).map_err(|error| Error::io("create the folder", &folder, &error))?;
     set_mode(&folder, 0o755)?;
-    write_file(&folder.join("files"), manifest(stage, records, notes.pypi).as_bytes())?;
-    write_file(&folder.join("modes"), modes(stage, records, notes.exact_modes).as_bytes())?;
+    let paths = installed(stage, records, notes.pypi, known);
+    write_file(&folder.join("files"), manifest(&paths).as_bytes())?;
+    write_file(&folder.join("modes"), modes(stage, &paths, notes.exact_modes).as_bytes())?;
     let stamp = Stamp {
         schema_version: STAMP_VERSION,
         tare_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -430,12 +432,16 @@ pub(crate) fn update_stamp<R: Borrow<PrefixRecord>>(
     }
     stamp.write(stage)?;
     let folder = stage.join(TARE_FOLDER);
-    if !folder.join("files").exists() {
+    let missing = |name: &str| !folder.join(name).exists();
+    if missing("files") || missing("modes") {
         let (pypi, _) = crate::pypi::installed::noted(stage);
-        write_file(&folder.join("files"), manifest(stage, records, &pypi).as_bytes())?;
-    }
-    if !folder.join("modes").exists() {
-        write_file(&folder.join("modes"), modes(stage, records, &HashSet::new()).as_bytes())?;
+        let paths = installed(stage, records, &pypi, &|_| None);
+        if missing("files") {
+            write_file(&folder.join("files"), manifest(&paths).as_bytes())?;
+        }
+        if missing("modes") {
+            write_file(&folder.join("modes"), modes(stage, &paths, &HashSet::new()).as_bytes())?;
+        }
     }
     Ok(())
 }
@@ -444,24 +450,62 @@ pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
     hex(&rattler_digest::compute_bytes_digest::<rattler_digest::Sha256>(bytes))
 }
 
+/// What lies at a path.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct About {
+    pub is_link: bool,
+    pub is_file: bool,
+    /// Permissions; 0644 where there are none.
+    pub mode: u32,
+}
+
+impl About {
+    fn of(path: &Path) -> Option<About> {
+        let about = std::fs::symlink_metadata(path).ok()?;
+        #[cfg(unix)]
+        let mode = std::os::unix::fs::PermissionsExt::mode(&about.permissions()) & 0o7777;
+        #[cfg(not(unix))]
+        let mode = 0o644;
+        Some(About { is_link: about.is_symlink(), is_file: about.is_file(), mode })
+    }
+}
+
+/// A file of a package, looked at once for all lists.
+struct Installed<'a> {
+    path: &'a str,
+    /// Bytes, where the record tells them and it is no link there.
+    size: Option<u64>,
+    /// Of a conda package.
+    conda: bool,
+    about: Option<About>,
+}
+
+/// Looks at the files of all packages. `known`: what was looked at before, of files that are the same in the stage.
+fn installed<'a, R: Borrow<PrefixRecord>>(stage: &Path, records: &'a [R], pypi: &'a [TareRecord], known: &Known<'_>) -> Vec<Installed<'a>> {
+    let python = pypi.iter().flat_map(|record| &record.files).map(|file| (file.path.as_str(), Some(file.size), false));
+    let conda = records.iter().flat_map(|record| &record.borrow().paths_data.paths).filter_map(|entry| {
+        let is_link = entry.path_type == rattler_conda_types::prefix_record::PathType::SoftLink;
+        Some((entry.relative_path.to_str()?, entry.size_in_bytes.filter(|_| !is_link), true))
+    });
+    let all: Vec<(&str, Option<u64>, bool)> = python.chain(conda).filter(|(path, ..)| !path.contains('\n')).collect();
+    all.into_par_iter()
+        .with_min_len(256)
+        .map(|(path, size, conda)| Installed { path, size, conda, about: known(path).or_else(|| About::of(&stage.join(path))) })
+        .collect()
+}
+
+/// What is known of a path without looking.
+pub(crate) type Known<'a> = dyn Fn(&str) -> Option<About> + Sync + 'a;
+
 /// `conda-meta/tare/files`: one line `SIZE PATH` for each file of a package, `- PATH` where there is no size to check (links). It makes the check
 /// "is everything there" quick: reading every package record would take longer than looking at the files. A path with a size is no link: where files
 /// are links into the cache (link mode `symlink`, of conda too) they have none.
-fn manifest<R: Borrow<PrefixRecord>>(stage: &Path, records: &[R], pypi: &[TareRecord]) -> String {
-    let python = pypi.iter().flat_map(|record| &record.files).map(|file| (file.path.as_str(), Some(file.size)));
-    let conda = records.iter().flat_map(|record| &record.borrow().paths_data.paths).filter_map(|entry| {
-        let is_link = entry.path_type == rattler_conda_types::prefix_record::PathType::SoftLink;
-        Some((entry.relative_path.to_str()?, entry.size_in_bytes.filter(|_| !is_link)))
-    });
-    let all: Vec<(&str, Option<u64>)> = python.chain(conda).filter(|(path, _)| !path.contains('\n')).collect();
-    let is_link = |path: &str| std::fs::symlink_metadata(stage.join(path)).is_ok_and(|about| about.is_symlink());
-    let mut lines: Vec<String> = all
-        .par_iter()
-        .map(|(path, size)| match size {
-            Some(size) if !is_link(path) => format!("{size} {path}"),
-            _ => format!("- {path}"),
-        })
-        .collect();
+fn manifest(paths: &[Installed<'_>]) -> String {
+    let line = |path: &Installed<'_>| match path.size.filter(|_| !path.about.is_some_and(|about| about.is_link)) {
+        Some(size) => format!("{size} {}", path.path),
+        None => format!("- {}", path.path),
+    };
+    let mut lines: Vec<String> = paths.par_iter().with_min_len(256).map(line).collect();
     lines.sort_unstable_by(|a, b| a.split_once(' ').map(|x| x.1).cmp(&b.split_once(' ').map(|x| x.1)));
     // Packages may share a file that is the same in both.
     lines.dedup();
@@ -484,39 +528,24 @@ pub(crate) enum FileKind {
 /// The text of `conda-meta/tare/modes`: a line `x PATH` for each executable file, two lines `l PATH` and `> TARGET` for each link. Package records say
 /// neither, and `verify` wants to know. `exact`: files of other tools, which leave the modes of archive and umask: a line `m OCTAL PATH` for those that have
 /// neither 0644 nor 0755.
-fn modes<R: Borrow<PrefixRecord>>(stage: &Path, records: &[R], exact: &HashSet<PathBuf>) -> String {
-    let mut paths: Vec<&str> = records
-        .iter()
-        .flat_map(|record| &record.borrow().paths_data.paths)
-        .filter_map(|entry| entry.relative_path.to_str())
-        .filter(|path| !path.contains('\n'))
-        .collect();
-    paths.sort_unstable();
-    paths.dedup();
-    let lines: Vec<Option<String>> = paths
-        .par_iter()
-        .map(|path| {
-            let full = stage.join(path);
-            let metadata = std::fs::symlink_metadata(&full).ok()?;
-            if metadata.is_symlink() {
-                let target = std::fs::read_link(&full).ok()?;
-                let target = target.to_str().filter(|target| !target.contains('\n'))?;
-                return Some(format!("l {path}\n> {target}\n"));
-            }
-            #[cfg(unix)]
-            {
-                use std::os::unix::fs::PermissionsExt;
-                let mode = metadata.permissions().mode() & 0o7777;
-                if metadata.is_file() && !matches!(mode, 0o644 | 0o755) && exact.contains(Path::new(path)) {
-                    return Some(format!("m {mode:04o} {path}\n"));
-                }
-                if metadata.is_file() && mode & 0o100 != 0 {
-                    return Some(format!("x {path}\n"));
-                }
-            }
-            None
-        })
-        .collect();
+fn modes(stage: &Path, paths: &[Installed<'_>], exact: &HashSet<PathBuf>) -> String {
+    let mut paths: Vec<&Installed<'_>> = paths.iter().filter(|path| path.conda).collect();
+    paths.sort_unstable_by_key(|path| path.path);
+    paths.dedup_by_key(|path| path.path);
+    let line = |installed: &&Installed<'_>| {
+        let path = installed.path;
+        let about = installed.about?;
+        if about.is_link {
+            let target = std::fs::read_link(stage.join(path)).ok()?;
+            let target = target.to_str().filter(|target| !target.contains('\n'))?;
+            return Some(format!("l {path}\n> {target}\n"));
+        }
+        if about.is_file && !matches!(about.mode, 0o644 | 0o755) && exact.contains(Path::new(path)) {
+            return Some(format!("m {:04o} {path}\n", about.mode));
+        }
+        (about.is_file && about.mode & 0o100 != 0).then(|| format!("x {path}\n"))
+    };
+    let lines: Vec<Option<String>> = paths.par_iter().with_min_len(256).map(line).collect();
     lines.into_iter().flatten().collect()
 }
 
