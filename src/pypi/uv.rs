@@ -1,6 +1,5 @@
 //! uv as the resolver: `uv pip compile --format pylock.toml` (PEP 751), with the index semantics of pip.
 
-use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
