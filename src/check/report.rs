@@ -353,7 +353,7 @@ impl Last {
 
 /// Reads what the last check of `prefix` left. `None` if there was none, or it cannot be understood.
 pub fn last(prefix: &Prefix) -> Option<Last> {
-    let report: Report = serde_json::from_slice(&std::fs::read(path_in(prefix.path())).ok()?).ok()?;
+    let report: Report = serde_json::from_slice(&crate::files::read(&path_in(prefix.path()), crate::files::MOST).ok()?).ok()?;
     if report.schema_version > CHECK_VERSION {
         return None;
     }

@@ -543,7 +543,7 @@ fn a_check_can_be_stopped_and_leaves_no_process() {
 struct Faulty;
 
 impl MemoryTest for Faulty {
-    fn run(&self, level: Level, _: &Cancel, _: &dyn Progress) -> MemoryOutcome {
+    fn run(&self, level: Level, _: Option<Duration>, _: &Cancel, _: &dyn Progress) -> MemoryOutcome {
         assert_eq!(level, Level::Quick);
         let piece =
             |offset: u64, bytes: u64, state: &str, note: &str| Piece { device: 0, offset, bytes, state: state.into(), note: note.into() };

@@ -59,7 +59,8 @@ fn health_of(about: &CudaDevice) -> Box<dyn HealthSource> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let (uuid, pci) = (about.uuid.clone(), about.pci.clone());
     std::thread::spawn(move || {
-        let health = Management::open().and_then(|management| management.health(&uuid, &pci));
+        let health = mark::during_unwaited("NVML (starting)", Management::open)
+            .and_then(|management| mark::during_unwaited("NVML (finding the card)", || management.health(&uuid, &pci)));
         let health: Box<dyn HealthSource> = match health {
             Ok(health) => Box::new(Marked(health)),
             Err(problem) => Box::new(NoHealth(problem.to_string())),
