@@ -622,6 +622,8 @@ fn which_torch(state: &mut State<'_>) -> Outcome {
             .remedy(state.subject.add("pytorch", "torch"));
     };
     let read = torch::read(&folder, state.subject.prefix.path(), &state.records, state.python_version());
+    // Remedies name it.
+    state.torch = Some(read.clone());
     let wanted = wanted_cuda(state);
     let what = format!("torch {}: {}", read.version, read.build.text());
     let mut outcome = if !read.contradictions.is_empty() {
@@ -663,7 +665,6 @@ fn which_torch(state: &mut State<'_>) -> Outcome {
     }
     outcome = outcome.seen(format!("`{}`", folder.display())).all_seen(read.evidence.clone());
     let details = json!({ "torch": read, "components": state.components, "wanted_cuda": wanted });
-    state.torch = Some(read);
     outcome.details(details)
 }
 

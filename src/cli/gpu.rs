@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueHint};
@@ -324,12 +326,75 @@ fn top(args: &TopArgs, printer: &Printer) -> Result<u8> {
     }
     let (mut command, interval) = (prober()?("watch"), args.interval);
     command.arg(interval.to_string());
-    // A signal flips the switch, and the terminal is given back before this process ends.
-    super::block_on(super::blocking(move |cancel| watch(command, interval, &combine, cancel).map(|()| 0)))
+    // A signal flips the switch, and the terminal is given back before this process ends or stops.
+    let signals = Arc::new(TerminalSignals::default());
+    super::block_on(async move {
+        let listening = tokio::spawn(listen(signals.clone()));
+        let result = super::blocking({
+            let signals = signals.clone();
+            move |cancel| watch(command, interval, &combine, &signals, cancel)
+        })
+        .await;
+        listening.abort();
+        result?;
+        match signals.ended() {
+            Some(name) => Err(Error::new(crate::error::Kind::Interrupted, format!("stopped by {name}"))),
+            None => Ok(0),
+        }
+    })
+}
+
+/// What signals other than those that end every command ask of a program that has the terminal.
+#[derive(Default)]
+struct TerminalSignals {
+    ended: std::sync::Mutex<Option<&'static str>>,
+    stop: AtomicBool,
+    again: AtomicBool,
+}
+
+impl TerminalSignals {
+    /// The signal that ends it, if one came.
+    fn ended(&self) -> Option<&'static str> {
+        *self.ended.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// SIGHUP and SIGQUIT end it, SIGTSTP stops it, and after SIGCONT the terminal is taken again.
+async fn listen(signals: Arc<TerminalSignals>) {
+    use rustix::process::Signal;
+    use tokio::signal::unix::{SignalKind, signal};
+    let on = |kind: Signal| signal(SignalKind::from_raw(kind.as_raw()));
+    // Without handlers the signals do what they always do.
+    let (Ok(mut hangup), Ok(mut quit), Ok(mut stop), Ok(mut again)) =
+        (on(Signal::HUP), on(Signal::QUIT), on(Signal::TSTP), on(Signal::CONT))
+    else {
+        return;
+    };
+    loop {
+        let ended = tokio::select! {
+            _ = hangup.recv() => "SIGHUP",
+            _ = quit.recv() => "SIGQUIT",
+            _ = stop.recv() => {
+                signals.stop.store(true, Ordering::SeqCst);
+                continue;
+            }
+            _ = again.recv() => {
+                signals.again.store(true, Ordering::SeqCst);
+                continue;
+            }
+        };
+        *signals.ended.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(ended);
+    }
 }
 
 /// Draws what the child says until a key or a signal ends it. The child ends with it.
-fn watch(command: Command, interval: f64, combine: &dyn Fn(&NvmlView) -> gpu_top::Top, cancel: &Cancel) -> Result<()> {
+fn watch(
+    command: Command,
+    interval: f64,
+    combine: &dyn Fn(&NvmlView) -> gpu_top::Top,
+    signals: &TerminalSignals,
+    cancel: &Cancel,
+) -> Result<()> {
     let (sender, views) = std::sync::mpsc::channel();
     let over = Cancel::new();
     let end = CancelOnDrop::new(over.clone());
@@ -347,7 +412,14 @@ fn watch(command: Command, interval: f64, combine: &dyn Fn(&NvmlView) -> gpu_top
     let mut last: Option<(Instant, NvmlView)> = None;
     let mut problem = None;
     let begin = Instant::now();
-    while !cancel.is_cancelled() {
+    while !cancel.is_cancelled() && signals.ended().is_none() {
+        if signals.stop.swap(false, Ordering::SeqCst) {
+            screen.give();
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+            screen.take();
+        } else if signals.again.swap(false, Ordering::SeqCst) {
+            screen.take();
+        }
         for answer in views.try_iter() {
             match answer {
                 Ok(view) => last = Some((Instant::now(), view)),
@@ -368,6 +440,8 @@ fn watch(command: Command, interval: f64, combine: &dyn Fn(&NvmlView) -> gpu_top
         screen.draw("tare gpu top", "q quits", &text);
         match screen.key(Duration::from_millis(200)) {
             live::Key::Quit => break,
+            // To everything in the foreground, as the terminal would; the signal that comes back stops this process.
+            live::Key::Suspend => drop(rustix::process::kill_current_process_group(rustix::process::Signal::TSTP)),
             live::Key::None | live::Key::Other => {}
         }
     }

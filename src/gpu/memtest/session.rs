@@ -215,11 +215,11 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
         let outcome = self.run_ops(test, name, title, again);
         let seconds = self.rig.driver.now().saturating_sub(began).as_secs_f64();
         step_mut(self.out, name, title).seconds += seconds;
-        let outcome = outcome.and_then(|()| self.check_canaries());
         if matches!(outcome, Err(Stop::Budget { .. })) && !again {
             self.out_of_time(name, title);
         }
-        outcome
+        outcome?;
+        self.check_canaries()
     }
 
     /// The budget was spent while a step was under way.
