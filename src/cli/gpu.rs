@@ -456,6 +456,11 @@ fn version(text: Option<&str>) -> Result<Option<TorchVersion>> {
         .transpose()
 }
 
+/// An error of what is in a snapshot names the file.
+fn about(error: Error, file: &std::path::Path) -> Error {
+    if error.kind() == crate::error::Kind::Failure { error.context(format!("cannot use the snapshot `{}`", file.display())) } else { error }
+}
+
 fn open(file: &std::path::Path, device: Option<u32>) -> Result<Snapshot> {
     let snapshot = trace::open(file, &trace::Limits::default())?;
     if let Some(device) = device
@@ -471,7 +476,7 @@ fn replay(args: &ReplayArgs, printer: &Printer) -> Result<u8> {
     let version = version(args.snapshot.torch.as_deref())?;
     let snapshot = open(&args.snapshot.file, args.snapshot.device)?;
     let options = report::ReplayOptions { device: args.snapshot.device, version, config: None, limit: args.top };
-    let report = report::report(&snapshot, &options)?;
+    let report = report::report(&snapshot, &options).map_err(|error| about(error, &args.snapshot.file))?;
     printer.json(&report);
     printer.data(&report.text());
     Ok(0)
@@ -501,7 +506,7 @@ fn what_if(args: &WhatifArgs, printer: &Printer) -> Result<u8> {
         ..whatif::WhatIfOptions::default()
     };
     options.surroundings.wsl2 = args.wsl2;
-    let report = whatif::what_if(&snapshot, &options)?;
+    let report = whatif::what_if(&snapshot, &options).map_err(|error| about(error, &args.snapshot.file))?;
     printer.json(&report);
     printer.data(&report.text());
     Ok(0)
