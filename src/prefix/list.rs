@@ -530,7 +530,7 @@ pub(crate) fn site_packages(prefix: &Path) -> Vec<PathBuf> {
 
 /// The metadata of a project that old setuptools linked into the environment: the file holds the folder of the project.
 fn egg_link_metadata(link: &Path) -> Option<PathBuf> {
-    let text = crate::files::read_text(link.as_ref()).ok()?;
+    let text = crate::files::read_text(link).ok()?;
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let folder = PathBuf::from(lines.next()?);
     let info = std::fs::read_dir(&folder)
