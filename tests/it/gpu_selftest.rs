@@ -135,6 +135,9 @@ fn every_error_that_a_call_returns_is_told() {
         ("once=cuDriverGetVersion:999", "cuDriverGetVersion", 999, false),
         ("once=cuMemCreate:999", "cuMemCreate", 999, false),
         ("once=cuMemGetInfo:999", "cuMemGetInfo", 999, false),
+        // Taken is refused with such a code, and not given back.
+        ("once=cuMemRelease:800", "cuMemRelease", 800, false),
+        ("once=cuDeviceGetCount:101", "cuDeviceGetCount", 101, false),
     ];
     for (fault, call, code, teardown) in cases {
         let (exit, document) = selftest(&fake("16MiB", fault, ""), &[]);

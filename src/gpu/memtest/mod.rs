@@ -42,7 +42,7 @@ pub use selftest::selftest;
 use session::{Session, median, not_tested, step_mut};
 
 use super::alloc::{AllocConfig, CachingAllocator, Policy, sizes};
-use super::driver::{Driver, DriverError, code};
+use super::driver::{Call, Driver, DriverError, code};
 use super::human;
 use super::kernels::Kernels;
 use crate::report::{Phase, Progress};
@@ -212,7 +212,7 @@ fn empty(name: &str, options: &Options) -> DeviceReport {
 fn unopened(name: &str, options: &Options, error: DriverError) -> DeviceReport {
     let mut out = empty(name, options);
     match error.code {
-        code::NO_DEVICE | 101 => not_tested(&mut out, "warm-up", WARM_UP, Cause::NoDevice, error.to_string()),
+        code::NO_DEVICE => not_tested(&mut out, "warm-up", WARM_UP, Cause::NoDevice, error.to_string()),
         code::OUT_OF_MEMORY => not_tested(&mut out, "warm-up", WARM_UP, Cause::OutOfMemory, error.to_string()),
         _ => fail(&mut out, "warm-up", WARM_UP, Cause::DriverError, error.to_string(), Some(error)),
     }
@@ -683,10 +683,14 @@ fn probe_virtual_memory<K: Kernels>(ledger: &Ledger<K>) -> Result<Result<(), Str
         });
         used.and(ledger.address_free(address, unit))
     };
-    // 999 is WSL2's answer to `cuMemSetAccess`, and to nothing else a refusal.
+    // Only what is asked for can be refused, not what is given back. 999 is WSL2's answer to `cuMemSetAccess`, and to nothing else a refusal.
     let refusal = |error: &DriverError| {
-        matches!(error.code, code::NOT_SUPPORTED | 800 | code::OUT_OF_MEMORY)
-            || (error.code, error.call) == (code::UNKNOWN, super::driver::Call::MemSetAccess)
+        let asked = matches!(
+            error.call,
+            Call::MemGetAllocationGranularity | Call::MemAddressReserve | Call::MemCreate | Call::MemMap | Call::MemSetAccess
+        );
+        asked && matches!(error.code, code::NOT_SUPPORTED | 800 | code::OUT_OF_MEMORY)
+            || (error.code, error.call) == (code::UNKNOWN, Call::MemSetAccess)
     };
     match attempt() {
         Ok(()) => Ok(Ok(())),
