@@ -143,6 +143,7 @@ impl CudaProblem {
                 802 => {
                     "the machine's fabric or driver is still starting: see `systemctl status nvidia-fabricmanager`, then try again".into()
                 }
+                36 => "the driver's kernel module is older than its library: update the driver, and look at LD_LIBRARY_PATH for another `libcuda.so`".into(),
                 803 => "the kernel module and the driver's libraries are of two versions: reboot, or reload the module".into(),
                 804 => "a forward-compatibility package (`cuda-compat`) comes first, and this card does not support it: look at LD_LIBRARY_PATH".into(),
                 46 => "another process has the device for itself (compute mode): see `nvidia-smi -q -d COMPUTE`".into(),
