@@ -13,7 +13,7 @@ import types
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import _driver, _search, _torch
-from ._safe import is_a, module_of
+from ._safe import ask, is_a, items, module_of
 from ._tables import Table, parse_size, size
 
 #: CPU tensors below this are not looked for: libraries keep many small ones for themselves.
@@ -130,11 +130,8 @@ def survivors(torch: Any, min_cpu: Optional[int] = None) -> Tuple[List[Survivor]
         seen = _torch.seen(tensor)
         if seen is not None and (seen.on_gpu or seen.nbytes >= limit):
             found.append(Survivor(tensor, seen))
-        try:
-            if tensor.grad_fn is not None:
-                graphs.append(tensor)
-        except Exception:
-            continue
+        if _torch.part(tensor, "grad_fn") is not None:
+            graphs.append(tensor)
     return found, graphs
 
 
@@ -214,7 +211,7 @@ class Describer:
             if is_a(parent, dict) and owner is not None and self._is_module_part(owner.node, parent):
                 part = self._module_part(owner.node, parent)
                 one = _search.dict_hop(parent, child, False)
-                key = next((key for key, value in list(parent.items()) if value is child), None)
+                key = next((key for key, value in items(parent) if value is child), None)
                 if is_a(key, str) and key.isidentifier():
                     suffix: Optional[str] = f".{key}"
                 elif is_a(key, str) and key.isdigit() and hasattr(type(owner.node), "__getitem__"):
@@ -276,7 +273,7 @@ class Describer:
 
     def _is_space(self, owner: Any, space: Any) -> bool:
         if is_a(owner, type):
-            return is_a(space, dict) and space == dict(owner.__dict__) if len(space) < 10_000 else False
+            return is_a(space, dict) and _same(space, dict(owner.__dict__))
         try:
             return object.__getattribute__(owner, "__dict__") is space
         except Exception:
@@ -336,12 +333,32 @@ class Describer:
             if value is wanted:
                 return name
         for name, module in list(sys.modules.items()):
-            for key, value in list(getattr(module, "__dict__", {}).items()):
-                if value is wanted and key.isidentifier():
+            for key, value in items(ask(module, "__dict__") or {}):
+                if value is wanted and is_a(key, str) and key.isidentifier():
                     return f"sys.modules[{name!r}].{key}"
         return None
 
     def describe(self, nodes: List[Any], root: Optional[_search.Root]) -> Holder:
+        try:
+            return self._described(nodes, root)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            return self._outlined(nodes, root)
+
+    def _outlined(self, nodes: List[Any], root: Optional[_search.Root]) -> Holder:
+        """What can be said without asking the objects on the way, one of which answers with an exception."""
+        text = root.text if root is not None else f"a {_search._type_name(type(nodes[0]))}"
+        name = None
+        if root is not None and root.kind == "module global" and len(nodes) > 1 and is_a(nodes[0], dict):
+            hop = _search.dict_hop(nodes[0], nodes[1], True).text.lstrip(".")
+            text = f"{text}.{hop}" if text else hop
+            name = hop if root.rank == 0 else None
+        holder = Holder(root.kind if root is not None else "object", text, f"del {name}" if name is not None and name.isidentifier() else None)
+        holder.name, holder.example, holder.note = name, text, "an object on the way raises when it is asked"
+        return holder
+
+    def _described(self, nodes: List[Any], root: Optional[_search.Root]) -> Holder:
         steps = self.steps(nodes, root)
         text = steps[-1].text
         kind, line, cut, note = self._decide(steps, root)
@@ -439,7 +456,7 @@ class Describer:
                 continue
             name = steps[index].text.rsplit(".", 1)[-1]
             if HOOKS.match(name) and (type(steps[index - 1].node) in self.modules or self._owner_is_module(steps, index) or "_global_" in name):
-                key = next((key for key, value in list(node.items()) if value is steps[index + 1].node), None)
+                key = next((key for key, value in items(node) if value is steps[index + 1].node), None)
                 expr = at(index)
                 kind = "backward hook" if "backward" in name else "forward hook" if "forward" in name else "hook"
                 if expr is not None:
@@ -464,7 +481,7 @@ class Describer:
                 return "exception", f"traceback.clear_frames({inner})", last, note
             return general("exception", last, note)
         cache = self._find(steps, lambda node: type(node).__name__ == "_lru_cache_wrapper")
-        if cache is not None and cache < last and steps[cache + 1].node is not getattr(steps[cache].node, "__wrapped__", None):
+        if cache is not None and cache < last and steps[cache + 1].node is not ask(steps[cache].node, "__wrapped__"):
             expr = at(cache) or self.name_of(steps[cache].node)
             if expr is not None:
                 return "functools cache", f"{expr}.cache_clear()", cache, ""
@@ -491,7 +508,7 @@ class Describer:
         local = self._find(steps, lambda node: isinst(node, sys.modules.get("threading"), "local"))
         if local is not None:
             expr = at(local)
-            if not user and expr is not None and any(value is steps[-1].node or value in (None,) for value in steps[local].node.__dict__.values()):
+            if not user and expr is not None and any(value is steps[-1].node or value is None for value in steps[local].node.__dict__.values()):
                 return "thread local", f"{expr}.__dict__.clear()", last, ""
             return general("thread local", last)
         optimizer = self._find(steps, lambda node: type(node) in self.optimizers)
@@ -567,7 +584,7 @@ class Describer:
             if self._is_space(steps[index - 1].node, node) or self._is_module_part(steps[index - 1].node, node):
                 continue
             if is_a(node, dict) and self.holds_true(expr, node):
-                key = next((key for key, value in list(node.items()) if value is steps[index + 1].node), None)
+                key = next((key for key, value in items(node) if value is steps[index + 1].node), None)
                 literal = _search._literal(key)
                 if len(self.used.get(id(node), ())) == 1 and len(node) > 1 and literal is not None:
                     return f"{expr}.pop({literal})", index, ""
@@ -600,11 +617,11 @@ class _Graphs:
         # The end of a graph first: a loss keeps what everything before it keeps.
         inner: Set[int] = set()
         for owner in owners:
-            for node in _torch.next_nodes(owner.grad_fn):
+            for node in _torch.next_nodes(_torch.part(owner, "grad_fn")):
                 inner.add(id(node))
-        ordered = sorted(owners, key=lambda owner: id(owner.grad_fn) in inner)
+        ordered = sorted(owners, key=lambda owner: id(_torch.part(owner, "grad_fn")) in inner)
         for owner in ordered:
-            todo = [owner.grad_fn]
+            todo = [_torch.part(owner, "grad_fn")]
             while todo and len(seen_nodes) < limit:
                 node = todo.pop()
                 if id(node) in seen_nodes:
@@ -625,14 +642,27 @@ class _Graphs:
         seen_nodes.clear()
 
 
+def _bases(found: List[Survivor], edges: List[Tuple[Any, Any]]) -> None:
+    """What a view is a view of is held by it from C++; an object that Python has made for it lives as long as the view."""
+    seen = {id(one.tensor) for one in found}
+    for one in found:
+        base = _torch.part(one.tensor, "_base")
+        if base is not None and id(base) in seen:
+            edges.append((base, one.tensor))
+
+
+def _same(one: Dict[Any, Any], other: Dict[Any, Any]) -> bool:
+    """Whether two dictionaries hold the very same objects; they are not compared, which could call anything."""
+    if len(one) != len(other) or len(one) >= 10_000:
+        return False
+    return all(key is first and value is second for (key, value), (first, second) in zip(items(one), items(other)))
+
+
 def _grads(found: List[Survivor], known: Dict[_torch.StorageKey, int], edges: List[Tuple[Any, Any]]) -> Dict[int, List[_torch.Seen]]:
     """Gradients that no Python object names, by the id of the tensor that has them; `edges` takes those that one does."""
     attached: Dict[int, List[_torch.Seen]] = {}
     for one in found:
-        try:
-            grad = one.tensor.grad if one.tensor.is_leaf else None
-        except Exception:
-            continue
+        grad = _torch.part(one.tensor, "grad") if _torch.part(one.tensor, "is_leaf") else None
         seen = _torch.seen(grad) if grad is not None else None
         if seen is not None:
             edges.append((grad, one.tensor))
@@ -681,6 +711,7 @@ def find(
         found = found[:only]
     edges: List[Tuple[Any, Any]] = []
     grads = _grads(found, total_known, edges)
+    _bases(found, edges)
     graphs = _Graphs(torch, graph_owners, total_known, limit)
     kept_ids = reachable_from(keep) if keep else set()
 

@@ -23,7 +23,7 @@ import types
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from . import _torch
-from ._safe import is_a, module_of, mro
+from ._safe import ask, each, is_a, items, module_of, mro, name_of
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -190,7 +190,7 @@ class Search:
         self._owners.extend(itertools.compress(everything, map(wanted.__contains__, map(type, everything))))
         del everything
         for owner in self._owners:
-            space = getattr(owner, "__dict__", None)
+            space = ask(owner, "__dict__")
             if not is_a(space, dict):
                 continue
             self._by_id[id(space)] = space
@@ -287,7 +287,7 @@ class Search:
         if is_a(node, type):
             return Root("class attribute", _type_name(node), self._type_expr(node), 1)
         if is_a(node, types.ModuleType):
-            return Root("module global", node.__name__, None, 3)
+            return Root("module global", ask(node, "__name__", "a module"), None, 3)
         if key in self.frames:
             info = self.frames[key][1]
             return Root("frame", info.where, None, 5)
@@ -295,7 +295,7 @@ class Search:
             return Root("IPython", "get_ipython()", "get_ipython()", 4)
         kind = type(node)
         if "logging" in sys.modules and isinstance_of(node, sys.modules["logging"], "Logger"):
-            name = getattr(node, "name", "root")
+            name = ask(node, "name", "root")
             return Root("logger", f'logging.getLogger({name!r})', f"logging.getLogger({name!r})", 2)
         if isinstance_of(node, asyncio, "Task"):
             try:
@@ -310,17 +310,17 @@ class Search:
         return None
 
     def _type_expr(self, kind: type) -> Optional[str]:
-        module, name = getattr(kind, "__module__", None), getattr(kind, "__qualname__", "")
+        module, name = module_of(kind), name_of(kind)
         if self.namespace is not None and self.namespace.get(name) is kind:
             return name
-        found: Any = sys.modules.get(module or "")
+        found: Any = sys.modules.get(module)
         for part in name.split("."):
-            found = getattr(found, part, None)
+            found = ask(found, part)
         if found is kind and module:
             return name if module == "__main__" and self.namespace is None else f"{resolve_module(module)}.{name}"
         if self.namespace is not None:
-            for key, value in list(self.namespace.items()):
-                if value is kind:
+            for key, value in items(self.namespace):
+                if value is kind and type(key) is str:
                     return key
         return None
 
@@ -554,8 +554,8 @@ def isinstance_of(node: Any, module: Any, name: str) -> bool:
 
 def _type_name(kind: type) -> str:
     module = module_of(kind)
-    name = getattr(kind, "__qualname__", getattr(kind, "__name__", "?"))
-    return name if module in ("__main__", "builtins", None) else f"{module}.{name}"
+    name = name_of(kind)
+    return name if module in ("__main__", "builtins", "") else f"{module}.{name}"
 
 
 # -- one step of a path --------------------------------------------------------------------------------------------------------------
@@ -569,7 +569,7 @@ class Hop(NamedTuple):
 
 
 def _index(container: Iterable[Any], child: Any, limit: int = 1_000_000) -> Optional[int]:
-    for index, value in enumerate(itertools.islice(container, limit)):
+    for index, value in enumerate(itertools.islice(each(container), limit)):
         if value is child:
             return index
     return None
@@ -590,7 +590,7 @@ def _literal(key: Any) -> Optional[str]:
 
 def dict_hop(space: Dict[Any, Any], child: Any, attribute: bool) -> Hop:
     # Values before keys: a parameter is a key of an optimizer's state, and rarely the only thing there.
-    for key, value in list(dict.items(space)):
+    for key, value in items(space):
         if value is child:
             if attribute and is_a(key, str) and key.isidentifier():
                 return Hop(f".{key}", f".{key}")
@@ -599,9 +599,9 @@ def dict_hop(space: Dict[Any, Any], child: Any, attribute: bool) -> Hop:
                 return Hop(f".__dict__[{literal}]", f".__dict__[{literal}]")
             if literal is not None:
                 return Hop(f"[{literal}]", f"[{literal}]")
-            position = _index(space.values(), child)
+            position = _index(dict.values(space), child)
             return Hop(f"[<{type(key).__name__}>]", f".__dict__[{position}]" if position is None else f"|value:{position}")
-    for position, key in enumerate(list(space)):
+    for position, key in enumerate(each(space)):
         if key is child:
             return Hop(" key", f"|key:{position}")
     return Hop(" → an item", None)
@@ -647,11 +647,10 @@ def hop(parent: Any, child: Any) -> Hop:
     """How `parent` refers to `child`."""
     if _is_tensor(parent) and (_is_tensor(child) or hasattr(type(child), "next_functions")):
         # Held from C++: the gradient, and what the graph saved for the backward pass.
-        try:
-            if parent.is_leaf and parent.grad is child:
-                return Hop(".grad", ".grad")
-        except Exception:
-            pass
+        if _torch.part(parent, "is_leaf") and _torch.part(parent, "grad") is child:
+            return Hop(".grad", ".grad")
+        if _is_tensor(child) and _torch.part(parent, "_base") is child:
+            return Hop("._base", "._base")
         return Hop(" → its graph", None)
     if is_a(parent, types.FrameType):
         for key, value in _locals(parent).items():
@@ -663,7 +662,7 @@ def hop(parent: Any, child: Any) -> Hop:
     if type(parent) in (list, tuple) or is_a(parent, (list, tuple)):
         index = _index(parent, child)
         if index is not None:
-            names = getattr(type(parent), "_fields", None)
+            names = ask(type(parent), "_fields")
             if names and index < len(names):
                 return Hop(f".{names[index]}", f".{names[index]}")
             return Hop(f"[{index}]", f"[{index}]")
@@ -677,11 +676,11 @@ def hop(parent: Any, child: Any) -> Hop:
     if is_a(parent, types.CellType):
         return Hop("", ".cell_contents")
     if kind == "_lru_cache_wrapper":
-        if getattr(parent, "__wrapped__", None) is not child:
+        if ask(parent, "__wrapped__") is not child:
             return Hop(" → its cache", None)
     if is_a(parent, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         for name in ("gi_frame", "cr_frame", "ag_frame"):
-            frame = getattr(parent, name, None)
+            frame = ask(parent, name)
             if frame is child:
                 return Hop("", f".{name}")
             if frame is not None:
@@ -701,7 +700,7 @@ def hop(parent: Any, child: Any) -> Hop:
     if space is not None and space is child:
         return Hop("", ".__dict__")
     if space is not None:
-        for key, value in list(dict.items(space)):
+        for key, value in items(space):
             if value is child:
                 return Hop(f".{key}", f".{key}" if str(key).isidentifier() else f".__dict__[{key!r}]")
     name = _slot(parent, child)

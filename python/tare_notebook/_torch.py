@@ -81,15 +81,28 @@ def _plain() -> Any:
     return make() if callable(make) else contextlib.nullcontext()
 
 
+def part(tensor: Any, name: str) -> Any:
+    """An attribute or a method as `torch.Tensor` has it, whatever a subclass makes of it; None if it cannot be had."""
+    try:
+        with _plain():
+            found = getattr(module().Tensor, name, None)
+            if found is not None:
+                return found.__get__(tensor, type(tensor))
+            return object.__getattribute__(tensor, name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return None
+
+
 def seen(tensor: Any) -> Optional[Seen]:
     """The storage behind `tensor`; None for those that have none (meta, fake and wrapper tensors)."""
     try:
-        # What a subclass has to say about its tensors does not matter.
         with _plain():
-            device = str(tensor.device)
+            device = str(part(tensor, "device"))
             if device.startswith("meta"):
                 return None
-            storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()
+            storage = (part(tensor, "untyped_storage") or part(tensor, "storage"))()
             nbytes = storage.nbytes()
             pointer = storage.data_ptr()
     except KeyboardInterrupt:
@@ -104,8 +117,8 @@ def seen(tensor: Any) -> Optional[Seen]:
 def describe(tensor: Any) -> str:
     """Shape and type in few words: `(64, 3, 7, 7) float32 cuda:0`."""
     try:
-        shape = tuple(int(size) for size in tensor.shape)
-        return f"{shape} {str(tensor.dtype).replace('torch.', '')} {tensor.device}"
+        shape = tuple(int(size) for size in part(tensor, "shape"))
+        return f"{shape} {str(part(tensor, 'dtype')).replace('torch.', '')} {part(tensor, 'device')}"
     except Exception:
         return "a tensor"
 

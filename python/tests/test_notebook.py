@@ -11,8 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 import unittest
 import unittest.mock as mock
+import weakref
 import xml.dom.minidom
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -406,6 +408,131 @@ class Elsewhere(Case):
         out = done.stdout.decode()
         self.assertIn("3 passed, 1 error", out)
         self.assertIn("test_x.kept.clear()", out)
+
+
+class Views(Case):
+    def test_the_view_is_what_holds_and_not_native_code(self):
+        space = {"view": tensor(3).view(3, -1)}
+        found = tare_notebook.holders(namespace=space)
+        self.assertEqual([(one.kind, one.where, one.release, one.nbytes) for one in found], [("module global", "view", "del view", 3 * MIB)])
+        self.assertTrue(tare_notebook.zero(namespace=space))
+
+
+class Hostile(Case):
+    """What lies in a namespace beside the tensors answers with anything, and the holder is named all the same."""
+
+    def look(self, space, *more):
+        space["held"] = [tensor(3)]
+        # Collected elsewhere, they would say so on their own.
+        found = str(tare_notebook.holders(namespace=space))
+        self.assertIn("del held", found)
+        table = str(tare_notebook.mem(namespace=space))
+        self.assertIn("3.0 MiB", table)
+        done = tare_notebook.zero(namespace=space)
+        self.assertEqual(done.verdict, "ZERO", str(done))
+        self.assertEqual(torch.cuda.memory_allocated(), 0)
+
+    def test_a_dead_proxy(self):
+        class Thing:
+            pass
+
+        thing = Thing()
+        space = {"proxy": weakref.proxy(thing), "inside": [weakref.proxy(thing)]}
+        del thing
+        self.look(space)
+
+    def test_names_that_are_no_names(self):
+        class Text(str):
+            def __repr__(self):
+                raise RuntimeError("no text")
+
+        self.look({5: 1, None: 2, ("a", 1): 3, "d": {Text("x"): tensor(1), 7: {Text("y"): 1}}, Text("own"): [1]})
+
+    def test_classes_that_lie_or_raise(self):
+        class Liar:
+            @property
+            def __class__(self):
+                return torch.Tensor
+
+        class Raiser:
+            @property
+            def __class__(self):
+                raise RuntimeError("no class")
+
+        class Meta(type):
+            def __getattribute__(cls, name):
+                raise RuntimeError(name)
+
+        class Odd(metaclass=Meta):
+            pass
+
+        class Numbered:
+            __module__ = 5
+
+        class Silent:
+            def __getattribute__(self, name):
+                raise SystemExit(name)
+
+        self.look({"a": Liar(), "b": Raiser(), "c": Odd(), "d": Numbered(), "e": [Liar(), Raiser(), Odd(), Numbered()], "f": Silent(), "kinds": [Odd, Numbered]})
+
+    def test_containers_that_raise(self):
+        class Dict(dict):
+            def items(self):
+                raise RuntimeError("items")
+
+            values = keys = __iter__ = __len__ = __contains__ = __getitem__ = items
+
+        class List(list):
+            def __iter__(self):
+                raise RuntimeError("iter")
+
+            __len__ = __getitem__ = __contains__ = __iter__
+
+        class Equal:
+            def __eq__(self, other):
+                raise RuntimeError("eq")
+
+            def __bool__(self):
+                raise RuntimeError("bool")
+
+            def __hash__(self):
+                return 7
+
+        kept = Dict()
+        dict.__setitem__(kept, "x", tensor(1))
+        row = List([tensor(1)])
+        space = {"kept": kept, "row": row, "equal": Equal(), "keys": {Equal(): tensor(1)}}
+        del kept, row
+        self.look(space)
+
+    def test_modules_that_raise(self):
+        module = types.ModuleType("hostile_module")
+
+        def missing(name):
+            raise RuntimeError(name)
+
+        module.__getattr__ = missing
+        module.kept = [1]
+        sys.modules["hostile_module"] = module
+        self.addCleanup(sys.modules.pop, "hostile_module", None)
+        self.look({"module": module})
+
+    def test_tensors_that_raise(self):
+        class Exits(torch.Tensor):
+            @property
+            def device(self):
+                raise SystemExit("device")
+
+        self.look({"exits": Exits((4,)), "list": [Exits((4,))]})
+
+    def test_a_snapshot_of_another_layout(self):
+        for layout in (None, 5, "text", [5], [{"blocks": 5}], [{"address": "x", "blocks": [{"size": None}]}], {"segments": None}, [{"segment_pool_id": 5}]):
+            with mock.patch.object(torch.cuda.memory, "_snapshot", lambda *rest, layout=layout: layout), mock.patch.object(
+                torch.cuda, "memory_snapshot", lambda *rest, layout=layout: layout, create=True
+            ):
+                self.assertEqual(_torch.graph_pool_bytes(torch), 0)
+                self.assertEqual(_torch.active_blocks(torch), [])
+                self.look({})
 
 
 class Big(Case):

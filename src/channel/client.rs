@@ -134,6 +134,7 @@ impl ClientOptions {
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("tare/", env!("CARGO_PKG_VERSION")))
             .no_gzip()
+            .dns_resolver(Arc::new(super::names::Names::default()))
             .connect_timeout(self.connect_timeout)
             .read_timeout(self.read_timeout)
             .tls_danger_accept_invalid_certs(!self.verify);

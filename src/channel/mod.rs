@@ -12,6 +12,7 @@ mod expand;
 /// The channel made from the interpreters of this machine.
 pub mod host;
 /// Credentials in netrc files.
+mod names;
 mod netrc;
 /// Masking secrets in anything that is shown.
 mod redact;

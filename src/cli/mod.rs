@@ -239,7 +239,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<u8> {
 
 /// Runs a future to its end, or drops it on Ctrl-C or SIGTERM: what it was building is removed by the guards it holds.
 fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
-    // A task for each package and a thread for each task would be a crowd at one lock; some threads only wait (for a disk, for names).
+    // A task for each package and a thread for each task would be a crowd at one lock; some threads only wait for a disk.
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(2 * cores.max(2))

@@ -82,6 +82,7 @@ pub(crate) fn remove_tree(path: &Path) -> std::io::Result<()> {
 }
 
 fn remove_once(path: &Path) -> std::io::Result<()> {
+    remove_apart(path);
     match std::fs::remove_dir_all(path) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -91,6 +92,26 @@ fn remove_once(path: &Path) -> std::io::Result<()> {
             std::fs::remove_dir_all(path)
         }
         Err(error) => Err(error),
+    }
+}
+
+/// Removes the folders below `path` on all cores; whatever cannot be removed is left to who removes `path`.
+fn remove_apart(path: &Path) {
+    use rayon::iter::{IntoParallelIterator, ParallelIterator};
+    /// `lib/python3.11/site-packages/PACKAGE`.
+    const DEEPEST: usize = 4;
+    let mut folders = vec![path.to_owned()];
+    for _ in 0..DEEPEST {
+        let below = |folder: PathBuf| -> Vec<PathBuf> {
+            let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+            let below: Vec<PathBuf> =
+                entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()).collect();
+            if below.is_empty() { vec![folder] } else { below }
+        };
+        folders = folders.into_par_iter().flat_map_iter(below).collect();
+    }
+    if folders.len() > 1 {
+        folders.into_par_iter().for_each(|folder| drop(std::fs::remove_dir_all(folder)));
     }
 }
 

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use url::Url;
 
 use super::wheel::{self, Trouble, Unpacked};
-use super::{PypiSource, ReadyWheel, WheelFile};
+use super::{CoreMetadata, PypiRecord, PypiSource, ReadyWheel, WheelFile};
 use crate::error::{Error, Kind, Result};
 use crate::install::cache::{ShardLock, lock_entry, share_entries};
 use crate::install::fetch::{Downloads, blocking, evict, shown};
@@ -70,9 +70,25 @@ fn label(ready: &ReadyWheel) -> String {
 }
 
 /// Name of the folder in the cache.
-fn entry_name(ready: &ReadyWheel, sha256: &str) -> String {
+fn entry_name(record: &PypiRecord, sha256: &str) -> String {
     // A version may hold `+`, `!` and nothing else that is odd in a file name.
-    format!("{}-{}-{}", ready.record.name, ready.record.version, &sha256[..32])
+    format!("{}-{}-{}", record.name, record.version, &sha256[..32])
+}
+
+/// The metadata of a wheel that is in the cache as it was unpacked.
+pub(crate) fn cached_metadata(cache: &PackageCache, record: &PypiRecord) -> Option<CoreMetadata> {
+    let PypiSource::Archive { sha256: Some(sha256), .. } = &record.source else { return None };
+    let sha256 = sha256.to_ascii_lowercase();
+    wheel::from_hex(&sha256)?;
+    cache.layers().iter().find_map(|layer| {
+        let folder = layer.path().join(WHEELS).join(entry_name(record, &sha256));
+        let about: Unpacked = serde_json::from_slice(&std::fs::read(folder.join(ABOUT)).ok()?).ok()?;
+        let own = format!("{}/METADATA", about.dist_info);
+        let entry = about.files.iter().find(|entry| entry.scheme == wheel::Scheme::Site && entry.path == own)?;
+        let text = std::fs::read(folder.join(entry.cached())).ok()?;
+        let good = about.format == wheel::FORMAT && about.sha256 == sha256 && Sha256::digest(&text)[..] == entry.sha256[..];
+        good.then(|| CoreMetadata::parse(&String::from_utf8_lossy(&text)))
+    })
 }
 
 /// The last segment of a URL, decoded.
@@ -90,7 +106,7 @@ impl WheelFetcher<'_> {
     /// Locks that keep entries in place until they are dropped; `None` if one was taken away since it was looked at. To be taken after everything
     /// else was fetched: whoever holds them waits for nothing.
     pub(crate) async fn hold(&self, cached: &[CachedWheel]) -> Result<Option<Vec<ShardLock>>> {
-        let entries = cached.iter().map(|cached| (cached.root.clone(), entry_name(&cached.ready, &cached.about.sha256)));
+        let entries = cached.iter().map(|cached| (cached.root.clone(), entry_name(&cached.ready.record, &cached.about.sha256)));
         let locks = share_entries(entries, &self.cancel).await?;
         Ok(cached.iter().all(|cached| cached.folder.join(ABOUT).exists()).then_some(locks))
     }
@@ -166,7 +182,7 @@ impl WheelFetcher<'_> {
         let Some(sha256) = expected_hash(ready) else { return Ok(None) };
         check_hash_text(ready, &sha256)?;
         for root in self.roots() {
-            let name = entry_name(ready, &sha256);
+            let name = entry_name(&ready.record, &sha256);
             let folder = root.join(&name);
             if !folder.is_dir() {
                 continue;
@@ -206,7 +222,7 @@ impl WheelFetcher<'_> {
         let known = expected_hash(ready);
         let _lock = match &known {
             Some(sha256) => {
-                let name = entry_name(ready, sha256);
+                let name = entry_name(&ready.record, sha256);
                 let lock = lock_entry(&root, &name, &self.cancel).await?;
                 // Another process may have fetched it while we waited.
                 let folder = root.join(&name);
@@ -225,7 +241,7 @@ impl WheelFetcher<'_> {
         let got = self.get(ready, &root, known.as_deref(), reporter).await?;
         let lock = match _lock {
             Some(lock) => lock,
-            None => lock_entry(&root, &entry_name(ready, &got.sha256), &self.cancel).await?,
+            None => lock_entry(&root, &entry_name(&ready.record, &got.sha256), &self.cancel).await?,
         };
         let found = self.unpack(ready, &root, got).await?;
         drop(lock);
@@ -392,7 +408,7 @@ impl WheelFetcher<'_> {
 
     /// Unpacks into a folder beside the entries and gives it its name. The caller holds the lock of the entry.
     async fn unpack(&self, ready: &ReadyWheel, root: &Path, got: Got) -> Result<CachedWheel> {
-        let entry = entry_name(ready, &got.sha256);
+        let entry = entry_name(&ready.record, &got.sha256);
         let (record, cancel, at, from) = (ready.record.clone(), self.cancel.clone(), root.to_owned(), got.from.clone());
         let name = got.file_name.clone();
         let made = blocking(move || -> std::result::Result<Unpacked, Trouble> {
@@ -420,7 +436,7 @@ impl WheelFetcher<'_> {
         .await?;
         match made {
             Ok(about) => {
-                let folder = root.join(entry_name(ready, &about.sha256));
+                let folder = root.join(entry_name(&ready.record, &about.sha256));
                 Ok(CachedWheel { ready: ready.clone(), root: root.to_owned(), folder, about: Arc::new(about) })
             }
             Err(Trouble::Here(error)) => Err(error),

@@ -5,10 +5,8 @@ use std::path::{Path, PathBuf};
 
 use url::Url;
 
+use super::pip_config::{self, Var};
 use crate::channel::Session;
-
-/// Reads a variable.
-type Var<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
 /// Lets tare's client use the credentials of the indexes that variables and files of pip and uv name, each for its own origin. What comes first counts.
 pub fn trust_configured_indexes(session: &Session) {
@@ -36,10 +34,12 @@ fn configured(var: &Var<'_>, home: Option<&Path>, etc: &Path) -> Vec<String> {
         urls.extend(var(name).iter().flat_map(|value| value.split_whitespace()).map(str::to_owned));
     }
     // Later files count more.
-    for file in pip_files(var, home, etc).iter().rev() {
-        if let Ok(text) = std::fs::read_to_string(file) {
-            urls.extend(pip_urls(&text));
-        }
+    for file in pip_config::files(var, home, etc, None).iter().rev() {
+        let found =
+            pip_config::read(file).into_iter().filter(|setting| matches!(&*setting.key, "index-url" | "extra-index-url" | "find-links"));
+        urls.extend(found.flat_map(|setting| {
+            setting.value.split_whitespace().filter(|word| word.contains("://")).map(str::to_owned).collect::<Vec<_>>()
+        }));
     }
     urls
 }
@@ -93,53 +93,6 @@ pub(super) fn uv_files(var: &Var<'_>, home: Option<&Path>, etc: &Path) -> Vec<Pa
     }
     let user = var("XDG_CONFIG_HOME").map(PathBuf::from).or_else(|| Some(home?.join(".config")));
     user.map(|folder| folder.join("uv/uv.toml")).into_iter().chain([etc.join("uv/uv.toml")]).collect()
-}
-
-/// The files of pip, later ones count more (pip's documentation, "Configuration").
-fn pip_files(var: &Var<'_>, home: Option<&Path>, etc: &Path) -> Vec<PathBuf> {
-    let named = var("PIP_CONFIG_FILE");
-    if named.as_deref() == Some("/dev/null") {
-        return Vec::new();
-    }
-    let mut files = vec![etc.join("xdg/pip/pip.conf"), etc.join("pip.conf")];
-    let named = named.map(PathBuf::from).filter(|file| file.exists());
-    if named.is_none()
-        && let Some(home) = home
-    {
-        files.push(home.join(".pip/pip.conf"));
-        if cfg!(target_os = "macos") {
-            files.push(home.join("Library/Application Support/pip/pip.conf"));
-        }
-        files.push(var("XDG_CONFIG_HOME").map_or_else(|| home.join(".config"), PathBuf::from).join("pip/pip.conf"));
-    }
-    files.extend(named);
-    files
-}
-
-/// The URLs of indexes in a pip.conf: `key = value`, values may go on in indented lines.
-fn pip_urls(text: &str) -> Vec<String> {
-    let mut urls = Vec::new();
-    let mut wanted = false;
-    for line in text.lines() {
-        let trimmed = line.trim();
-        if trimmed.is_empty() || trimmed.starts_with(['#', ';']) {
-            continue;
-        }
-        let mut rest = trimmed;
-        if !line.starts_with([' ', '\t']) {
-            let Some(at) = trimmed.find(['=', ':']).filter(|_| !trimmed.starts_with('[')) else {
-                wanted = false;
-                continue;
-            };
-            let key = trimmed[..at].trim().trim_start_matches("--").replace('_', "-").to_ascii_lowercase();
-            wanted = matches!(key.as_str(), "index-url" | "extra-index-url" | "find-links");
-            rest = &trimmed[at + 1..];
-        }
-        if wanted {
-            urls.extend(rest.split_whitespace().filter(|word| word.contains("://")).map(str::to_owned));
-        }
-    }
-    urls
 }
 
 #[cfg(test)]

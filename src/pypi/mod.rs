@@ -10,6 +10,7 @@ pub(crate) mod install;
 /// What is installed, and taking it away.
 pub mod installed;
 mod pip;
+mod pip_config;
 mod process;
 mod provided;
 /// `RECORD` files.

@@ -382,6 +382,12 @@ impl<'a> Workshop<'a> {
     async fn complete(&mut self, found: &mut [Found], section: &Section) -> Result<()> {
         let session = self.context.session.clone();
         let cancel = self.context.cancel.clone();
+        for one in found.iter_mut().filter(|one| !one.complete) {
+            if let Some(metadata) = super::fetch::cached_metadata(&session.package_cache, &one.record) {
+                fill(&mut one.record, &metadata);
+                one.complete = true;
+            }
+        }
         let wanted: Vec<(usize, url::Url)> = found
             .iter()
             .enumerate()

@@ -545,6 +545,15 @@ async fn downloads_are_checked_resumed_and_cached() {
         .map(|entry| entry.unwrap().path())
         .find(|path| path.file_name().unwrap().to_str().unwrap().starts_with("big-1.0-"))
         .unwrap();
+    // Its metadata is told from there, as long as it is what was unpacked.
+    let cache = rattler_cache::package_cache::PackageCache::new(world.root().join("cache/pkgs"));
+    let told = fetch::cached_metadata(&cache, &ready.record).unwrap();
+    assert_eq!((told.name.as_str(), told.version.as_str()), ("big", "1.0"));
+    let about = entry.join("files/site/big-1.0.dist-info/METADATA");
+    let text = std::fs::read_to_string(&about).unwrap();
+    std::fs::write(&about, format!("{text}Requires-Dist: evil\n")).unwrap();
+    assert!(fetch::cached_metadata(&cache, &ready.record).is_none());
+    std::fs::write(&about, text).unwrap();
     let file = entry.join("files/site/big/data.bin");
     std::fs::remove_file(&file).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(20));

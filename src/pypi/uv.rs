@@ -11,6 +11,7 @@ use url::Url;
 
 use super::engine::{Found, PypiResolver, Query, tell_yanked, version_in};
 use super::pip::bare_url;
+use super::pip_config::PipSettings;
 use super::process::{self, Job, RESOLVE_LIMIT};
 use super::section::Options;
 use super::tags::{Tags, WheelName};
@@ -71,96 +72,6 @@ impl Uv {
             None => unusable("it does not tell its version".to_owned()),
         }
     }
-}
-
-/// pip's settings that say where to look: uv does not read them itself.
-#[derive(Debug, Default)]
-struct PipSettings {
-    values: BTreeMap<String, String>,
-}
-
-impl PipSettings {
-    /// From the output of `pip config list`: `SECTION.KEY='VALUE'`, later sources behind earlier ones.
-    fn parse(text: &str) -> Self {
-        // A command's own section counts more than `[global]`, and the variables of the process more than both.
-        let weight = |section: &str| match section {
-            "global" => Some(0),
-            "install" => Some(1),
-            ":env:" => Some(2),
-            _ => None,
-        };
-        let mut found: BTreeMap<String, (i32, String)> = BTreeMap::new();
-        for line in text.lines() {
-            let Some((key, value)) = line.split_once('=') else { continue };
-            let Some((section, key)) = key.rsplit_once('.') else { continue };
-            let Some(weight) = weight(section) else { continue };
-            let value = unquote(value);
-            if found.get(key).is_none_or(|(known, _)| weight >= *known) {
-                found.insert(key.to_owned(), (weight, value));
-            }
-        }
-        PipSettings { values: found.into_iter().map(|(key, (_, value))| (key, value)).collect() }
-    }
-
-    fn list(&self, key: &str) -> Vec<&str> {
-        self.values.get(key).map(|value| value.split_whitespace().collect()).unwrap_or_default()
-    }
-
-    fn one(&self, key: &str) -> Option<&str> {
-        self.list(key).first().copied()
-    }
-
-    fn is_on(&self, key: &str) -> bool {
-        self.one(key).is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on" | "y" | "t"))
-    }
-
-    /// Lines for a requirements file, where neither the section nor uv's own settings decide.
-    fn lines(&self, options: &Options, cwd: &Path) -> Vec<String> {
-        let mut lines = Vec::new();
-        if let Some(url) = self.one("index-url").filter(|_| options.index_url.is_none()) {
-            lines.push(format!("--index-url {url}"));
-        }
-        lines.extend(self.list("extra-index-url").iter().map(|url| format!("--extra-index-url {url}")));
-        for place in self.list("find-links") {
-            if place.contains("://") {
-                lines.push(format!("--find-links {place}"));
-            } else {
-                // pip passes over folders that are not there.
-                let folder = crate::spec::clean_path(&cwd.join(place));
-                if folder.exists() {
-                    lines.push(format!("--find-links {}", folder.display()));
-                }
-            }
-        }
-        if self.is_on("no-index") && !options.no_index {
-            lines.push("--no-index".to_owned());
-        }
-        lines
-    }
-}
-
-/// The text of a Python string as `repr` shows it.
-fn unquote(text: &str) -> String {
-    let text = text.trim();
-    let quote = match text.chars().next() {
-        Some(quote @ ('\'' | '"')) if text.len() > 1 && text.ends_with(quote) => quote,
-        _ => return text.to_owned(),
-    };
-    let inner = &text[1..text.len() - quote.len_utf8()];
-    let mut out = String::new();
-    let mut chars = inner.chars();
-    while let Some(c) = chars.next() {
-        match (c, c == '\\') {
-            (_, true) => match chars.next() {
-                Some('n') => out.push('\n'),
-                Some('t') => out.push('\t'),
-                Some(other) => out.push(other),
-                None => {}
-            },
-            (other, false) => out.push(other),
-        }
-    }
-    out
 }
 
 /// Whether uv is told itself where to look, by variables or by a file of the user or the machine.
@@ -409,17 +320,9 @@ impl PypiResolver for Uv {
             }
         }
         let cwd = std::env::current_dir().unwrap_or_else(|_| query.work.run_dir());
-        let list = Job {
-            program: query.python.to_owned(),
-            args: ["-m", "pip", "config", "list"].map(Into::into).to_vec(),
-            env: env.clone(),
-            cwd: query.work.run_dir(),
-            limit: std::time::Duration::from_secs(120),
-        };
-        let settings = match process::run(&list, query.cancel).await? {
-            ran if ran.success => PipSettings::parse(&ran.stdout),
-            _ => PipSettings::default(),
-        };
+        // The interpreter of the query lies in `bin` of its prefix.
+        let prefix = query.python.parent().and_then(Path::parent).unwrap_or(query.python);
+        let settings = PipSettings::of(&env, prefix, Path::new("/etc"));
         if !uv_has_indexes(&env) {
             head.extend(settings.lines(options, &cwd));
         }
@@ -569,16 +472,6 @@ archive = { path = "/stubs/d-2-py3-none-any.whl", hashes = { sha256 = "dd" } }
         let options = Options { only_binary: vec![":all:".into()], ..Options::default() };
         let error = read_pylock(&only, Path::new("/w/uv"), &tags(), &options).unwrap_err();
         assert_eq!(error.exit_code(), 3, "{error}");
-    }
-
-    #[test]
-    fn the_settings_of_pip_are_handed_over() {
-        let text = "global.index-url='https://pypi.example/simple'\ninstall.find-links='\\nhttps://a.example/w\\n/nonexistent'\n:env:.index-url='https://env.example/simple'\nfreeze.timeout='10'\nglobal.no-index='yes'\n";
-        let settings = PipSettings::parse(text);
-        let lines = settings.lines(&Options::default(), Path::new("/"));
-        assert_eq!(lines, ["--index-url https://env.example/simple", "--find-links https://a.example/w", "--no-index"]);
-        let own = Options { index_url: Some("https://section.example".into()), no_index: true, ..Options::default() };
-        assert_eq!(settings.lines(&own, Path::new("/")), ["--find-links https://a.example/w"]);
     }
 
     #[test]

@@ -231,11 +231,11 @@ fn may_be_deep(text: &str) -> bool {
                 b']' | b'}' if closing => own = own.saturating_sub(1),
                 _ => {}
             }
+            if depth + own > MAX_DEPTH {
+                return true;
+            }
         }
         depth += own;
-        if depth > MAX_DEPTH {
-            return true;
-        }
     }
     false
 }

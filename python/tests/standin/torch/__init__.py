@@ -119,6 +119,11 @@ class Tensor:
             count *= size
         self._storage = _storage if _storage is not None else UntypedStorage(count, "cuda:0" if device == "cuda" else device)
         self.grad_fn, self.grad, self._backward_hooks = _grad_fn, None, None
+        self._view_of = None
+
+    @property
+    def _base(self):
+        return self._view_of.get()[0] if self._view_of is not None else None
 
     @property
     def device(self):
@@ -139,7 +144,9 @@ class Tensor:
         return self._storage.nbytes() // self.dtype.itemsize
 
     def view(self, *shape):
-        return Tensor(shape, self.dtype, _storage=self._storage, _grad_fn=self.grad_fn)
+        view = Tensor(shape, self.dtype, _storage=self._storage, _grad_fn=self.grad_fn)
+        view._view_of = _Hidden((self._base or self,))
+        return view
 
     def detach(self):
         return Tensor(self.shape, self.dtype, _storage=self._storage)
