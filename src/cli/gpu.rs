@@ -329,7 +329,9 @@ fn top(args: &TopArgs, printer: &Printer) -> Result<u8> {
     // A signal flips the switch, and the terminal is given back before this process ends or stops.
     let signals = Arc::new(TerminalSignals::default());
     super::block_on(async move {
-        let listening = tokio::spawn(listen(signals.clone()));
+        let handlers =
+            handlers().map_err(|error| Error::failure("cannot wait for signals").because(error).hint("print once instead: `--once`"))?;
+        let listening = tokio::spawn(listen(handlers, signals.clone()));
         let result = super::blocking({
             let signals = signals.clone();
             move |cancel| watch(command, interval, &combine, &signals, cancel)
@@ -359,17 +361,17 @@ impl TerminalSignals {
     }
 }
 
-/// SIGHUP and SIGQUIT end it, SIGTSTP stops it, and after SIGCONT the terminal is taken again.
-async fn listen(signals: Arc<TerminalSignals>) {
+/// Handlers of the signals that [`listen`] waits for. They must be there before the terminal is taken.
+fn handlers() -> std::io::Result<[tokio::signal::unix::Signal; 4]> {
     use rustix::process::Signal;
     use tokio::signal::unix::{SignalKind, signal};
     let on = |kind: Signal| signal(SignalKind::from_raw(kind.as_raw()));
-    // Without handlers the signals do what they always do.
-    let (Ok(mut hangup), Ok(mut quit), Ok(mut stop), Ok(mut again)) =
-        (on(Signal::HUP), on(Signal::QUIT), on(Signal::TSTP), on(Signal::CONT))
-    else {
-        return;
-    };
+    Ok([on(Signal::HUP)?, on(Signal::QUIT)?, on(Signal::TSTP)?, on(Signal::CONT)?])
+}
+
+/// SIGHUP and SIGQUIT end it, SIGTSTP stops it, and after SIGCONT the terminal is taken again.
+async fn listen(handlers: [tokio::signal::unix::Signal; 4], signals: Arc<TerminalSignals>) {
+    let [mut hangup, mut quit, mut stop, mut again] = handlers;
     loop {
         let ended = tokio::select! {
             _ = hangup.recv() => "SIGHUP",
@@ -413,11 +415,16 @@ fn watch(
     let mut problem = None;
     let begin = Instant::now();
     while !cancel.is_cancelled() && signals.ended().is_none() {
-        if signals.stop.swap(false, Ordering::SeqCst) {
+        let (stop, again) = (signals.stop.swap(false, Ordering::SeqCst), signals.again.swap(false, Ordering::SeqCst));
+        if stop && !again {
             screen.give();
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
-            screen.take();
-        } else if signals.again.swap(false, Ordering::SeqCst) {
+            // This thread may run on for a moment before the process stands still.
+            while !signals.again.swap(false, Ordering::SeqCst) && !cancel.is_cancelled() && signals.ended().is_none() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        if stop || again {
             screen.take();
         }
         for answer in views.try_iter() {

@@ -130,13 +130,13 @@ fn top_shows_what_a_process_offers_beside_what_the_driver_counts() {
     env.var("TARE_FAKE_NVML", "crash=nvmlDeviceGetCount").tare(&["gpu", "top", "--once"]).ok().stdout_has("NVML crashed");
 }
 
-/// Runs `tare gpu top` in a terminal and, two seconds later, `meanwhile` beside it: `$pid` is its process. What the terminal got.
+/// Runs `tare gpu top` in a terminal and, once it has taken it, `meanwhile` beside it: `$pid` is its process. What the terminal got.
 fn top_in_a_terminal(env: &TestEnv, meanwhile: &str) -> String {
     let tare = env!("CARGO_BIN_EXE_tare");
     env.write(
         "one.sh",
         format!(
-            "stty -g > before\n(sleep 2; pid=$(cat pid); {meanwhile}) &\nsh -c 'echo $$ > pid; exec {tare} gpu top'\necho $? > code\nstty -g > after\n"
+            "stty -g > before\ntaken() {{ test \"$(stty -g < /dev/tty)\" != \"$(cat before)\"; }}\n(until taken; do sleep 0.1; done; sleep 0.3; pid=$(cat pid); {meanwhile}) &\nsh -c 'echo $$ > pid; exec {tare} gpu top'\necho $? > code\nstty -g > after\n"
         ),
     );
     let mut command = env.other("script");
@@ -180,7 +180,8 @@ fn what_is_stopped_gives_the_terminal_back_and_takes_it_again() {
     let env = TestEnv::new().with_fake_driver();
     let look = "stty -g < /dev/tty > NAME; grep State: /proc/$pid/status > NAME.state";
     let meanwhile = format!(
-        "kill -TSTP $pid; sleep 1; {}; kill -CONT $pid; sleep 1; {}; kill -TERM $pid",
+        "kill -TSTP $pid; until grep -q '(stopped)' /proc/$pid/status; do sleep 0.1; done; {}; \
+         kill -CONT $pid; until taken; do sleep 0.1; done; sleep 0.3; {}; kill -TERM $pid",
         look.replace("NAME", "stopped"),
         look.replace("NAME", "going")
     );
