@@ -5,7 +5,6 @@
 //! `libtorch_python.so` (what `torch.cuda.get_arch_list()` returns).
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -64,7 +63,7 @@ pub fn fat_binaries(path: &Path) -> Result<Option<FatBinaries>, String> {
     if sections.is_empty() {
         return Ok(None);
     }
-    let mut file = File::open(path).map_err(|error| error.to_string())?;
+    let mut file = crate::files::open(path).map_err(|error| error.to_string())?;
     let mut found = FatBinaries::default();
     for (offset, size) in sections {
         walk(&mut file, offset, offset.saturating_add(size), &mut found)?;
@@ -136,7 +135,7 @@ pub type Flags = (Vec<u32>, Vec<u32>);
 /// # Errors
 /// A text, when the file cannot be read or is no ELF file.
 pub fn flags(path: &Path) -> Result<Option<Flags>, String> {
-    let mut file = File::open(path).map_err(|error| error.to_string())?;
+    let mut file = crate::files::open(path).map_err(|error| error.to_string())?;
     for (offset, size) in elf::sections_of(path, ".rodata")? {
         // The strings of a library of torch are a few megabytes.
         let mut bytes = vec![0u8; usize::try_from(size.min(256 << 20)).unwrap_or(0)];

@@ -114,7 +114,7 @@ pub fn system_folders(root: &Path) -> Vec<PathBuf> {
 }
 
 fn read_conf(root: &Path, path: &Path, depth: usize, found: &mut Vec<PathBuf>) {
-    let Ok(text) = std::fs::read_to_string(root.join(path.strip_prefix("/").unwrap_or(path))) else { return };
+    let Ok(text) = crate::files::read_text(&root.join(path.strip_prefix("/").unwrap_or(path))) else { return };
     for line in text.lines().map(|line| line.split('#').next().unwrap_or_default().trim()).filter(|line| !line.is_empty()) {
         let Some(pattern) = line.strip_prefix("include ").map(str::trim) else {
             found.push(PathBuf::from(line));

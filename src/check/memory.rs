@@ -21,15 +21,13 @@ pub struct SelfTest {
     pub program: PathBuf,
     /// Its variables.
     pub env: Environment,
-    /// How long it may take; by default as long as a level needs at most.
-    pub limit: Option<Duration>,
 }
 
 /// How long before the limit no pass is begun any more: what is under way still has to end.
 const GRACE: Duration = Duration::from_secs(20);
 
 impl MemoryTest for SelfTest {
-    fn run(&self, level: Level, cancel: &Cancel, _: &dyn Progress) -> MemoryOutcome {
+    fn run(&self, level: Level, given: Option<Duration>, cancel: &Cancel, _: &dyn Progress) -> MemoryOutcome {
         let mut command = Command::new(&self.program);
         command.args(["gpu", "selftest", "--device", "all", "--level", level.name(), "--json"]).env_clear().envs(&self.env);
         let usual = Duration::from_secs(match level {
@@ -37,8 +35,8 @@ impl MemoryTest for SelfTest {
             Level::Standard => 1800,
             Level::Thorough => 7200,
         });
-        let limit = self.limit.unwrap_or(usual);
-        if self.limit.is_some() {
+        let limit = given.unwrap_or(usual);
+        if given.is_some() {
             // What is not done in time is then NOT TESTED; only what hangs is killed.
             let budget = limit.saturating_sub(GRACE).max(limit / 2).as_secs_f64();
             command.args(["--budget", &format!("{budget:.1}s"), "--call-limit", &format!("{budget:.1}s")]);
@@ -51,6 +49,10 @@ impl MemoryTest for SelfTest {
             (Some(document), _) if document.get("status").is_some() => outcome(&document),
             (Some(document), _) => not_tested(format!("the self-test could not be run: {}", text(&document, "message"))),
             (None, Ended::Stopped) => not_tested("the self-test was stopped".into()),
+            // What is left over of the time for a check may not even be enough to begin.
+            (None, Ended::TimedOut) if given.is_some_and(|limit| limit < GRACE) => {
+                not_tested(format!("only {:.0} s of the time for the whole check were left for it", limit.as_secs_f64()))
+            }
             (None, Ended::Exited(_) | Ended::NotStarted(_)) => MemoryOutcome {
                 reason: format!("the self-test {}", run.ended_text()),
                 evidence: run.last_errors(6),
@@ -243,7 +245,7 @@ mod tests {
             let program = folder.path().join("tare");
             std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
             std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-            SelfTest { program, env: std::env::vars_os().collect(), limit: None }.run(Level::Quick, &Cancel::new(), &Silent)
+            SelfTest { program, env: std::env::vars_os().collect() }.run(Level::Quick, None, &Cancel::new(), &Silent)
         };
         for (script, passed, part) in [
             (

@@ -72,6 +72,8 @@ pub struct Machine {
     pub devices: Vec<Device>,
     /// Contradictions between the routes by which the driver was asked.
     pub remarks: Vec<String>,
+    /// How the CUDA driver library fails, where it does: a fault, and no lack of a GPU.
+    pub broken: Option<String>,
 }
 
 impl Machine {
@@ -119,7 +121,7 @@ impl From<&GpuDetection> for Machine {
                 compute_capability: Some(capability.clone()),
             });
         }
-        Machine { driver, devices, remarks: found.remarks.clone() }
+        Machine { driver, devices, remarks: found.remarks.clone(), broken: None }
     }
 }
 
@@ -165,6 +167,7 @@ impl Machine {
         if let (true, Some(problem)) = (info.libcuda.library, &info.libcuda.problem) {
             driver.problem = Some(silent("libcuda", problem).unwrap_or_else(|| problem.clone()));
             driver.hint = info.libcuda.hint.clone();
+            machine.broken = driver.problem.clone().filter(|_| info.libcuda.failed);
         } else if let (true, Some(problem)) = (info.nvml.library, &info.nvml.problem) {
             driver.problem = Some(silent("NVML", problem).unwrap_or_else(|| problem.clone()));
         }
@@ -201,8 +204,8 @@ pub struct MemoryOutcome {
 
 /// The memory self-test, as the check calls it.
 pub trait MemoryTest: Sync {
-    /// Tests the memory of all GPUs at a level. Must look at `cancel`.
-    fn run(&self, level: Level, cancel: &Cancel, progress: &dyn Progress) -> MemoryOutcome;
+    /// Tests the memory of all GPUs at a level, for at most `limit` (else as long as the level needs at most). Must look at `cancel`.
+    fn run(&self, level: Level, limit: Option<Duration>, cancel: &Cancel, progress: &dyn Progress) -> MemoryOutcome;
 }
 
 /// How to check.
@@ -211,8 +214,10 @@ pub struct Options<'a> {
     pub level: Level,
     /// A CPU build is a failure, and so is (with exit code 8) what cannot be tested.
     pub require_gpu: bool,
-    /// Time limit of each Python program.
+    /// Time limit of each program that is run.
     pub limit: Duration,
+    /// The end of the whole check, and how long it was to take: then this holds instead of `limit`. What there is no time left for is NOT TESTED.
+    pub whole: Option<(std::time::Instant, Duration)>,
     /// Stops the check.
     pub cancel: Cancel,
     /// The variables of the caller.
@@ -240,7 +245,11 @@ pub fn check(subject: &Subject, options: &Options<'_>, progress: &dyn Progress) 
             break;
         }
         let started = Instant::now();
-        let outcome = work(&mut state);
+        // Scripts of the environment that took all of the time are what `interpreter` tells.
+        let outcome = match state.no_time() {
+            Some(why) if state.env.is_ok() || *id != "interpreter" => steps::Outcome::not_tested(why),
+            _ => work(&mut state),
+        };
         done.push(Step {
             id: (*id).to_owned(),
             title: (*title).to_owned(),

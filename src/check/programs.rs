@@ -23,7 +23,8 @@ const SUSPECTS: &[&str] = &["LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTH
 pub(super) fn run(state: &State<'_>, program: &str, arguments: &[&OsStr], env: &Environment) -> Result<Run, String> {
     let Some(python) = &state.subject.python else { return Err("there is no Python in the environment".into()) };
     let folder = tempfile::tempdir().map_err(|error| format!("there is no place for temporary files: {error}"))?;
-    Ok(child::run(python, program, arguments, env, folder.path(), state.options.limit, &state.options.cancel))
+    state.no_time().map_or(Ok(()), Err)?;
+    Ok(child::run(python, program, arguments, env, folder.path(), state.time(), &state.options.cancel))
 }
 
 /// The variables for a program of torch; or why none can be run.
@@ -43,6 +44,9 @@ fn text(answer: &Value, key: &str) -> Option<String> {
 
 /// The failure of a program of torch: what it said, how it ended, and whether it works without variables that are under suspicion.
 fn failure(state: &State<'_>, run: &Run, program: &str, arguments: &[&OsStr], env: &Environment) -> Outcome {
+    if let Some(outcome) = state.cut_short(run) {
+        return outcome;
+    }
     let answer = run.answer();
     let stage = answer.as_ref().and_then(|answer| text(answer, "stage")).or_else(|| run.stage.clone());
     let mut outcome = match answer.as_ref().and_then(|answer| text(answer, "error")) {
@@ -102,12 +106,12 @@ pub(super) fn on_cpu(state: &mut State<'_>) -> Outcome {
     };
     let answer = run.answer().filter(|answer| answer.get("ok") == Some(&json!(true)) && run.ended == Ended::Exited(0));
     let Some(answer) = answer else { return failure(state, &run, TENSORS, &[OsStr::new("cpu")], &env) };
+    let version = text(&answer, "torch").filter(|version| !version.is_empty());
+    let (Some(version), PROGRAMS) = (version, programs(&answer)) else { return not_ours(state, &answer) };
     state.cpu_ok = true;
     let mut outcome = Outcome::pass(format!(
-        "torch {} imports in {:.1} s; {} programs with known results",
-        text(&answer, "torch").unwrap_or_default(),
+        "torch {version} imports in {:.1} s; {PROGRAMS} programs with known results",
         answer.get("import_seconds").and_then(Value::as_f64).unwrap_or(0.0),
-        answer.get("programs").and_then(Value::as_u64).unwrap_or(0)
     ));
     if let Some(file) = text(&answer, "file") {
         outcome = outcome.seen(format!("imported from `{file}`"));
@@ -122,6 +126,22 @@ pub(super) fn on_cpu(state: &mut State<'_>) -> Outcome {
         outcome = outcome.remark(format!("it wrote to stderr: {line}"));
     }
     outcome.details(answer)
+}
+
+/// How many programs with known results there are.
+const PROGRAMS: u64 = 6;
+
+fn programs(answer: &Value) -> u64 {
+    answer.get("programs").and_then(Value::as_u64).unwrap_or(0)
+}
+
+/// Something answered without having run the program to its end: an interpreter that is none, a torch that is none.
+fn not_ours(state: &State<'_>, answer: &Value) -> Outcome {
+    let python = state.subject.python.as_ref().map(|path| format!("`{}`", path.display())).unwrap_or_default();
+    Outcome::fail(format!("the answer is not that of the program: {} of {PROGRAMS} programs with known results were run", programs(answer)))
+        .seen(format!("{python} wrote: {}", answer.to_string().chars().take(300).collect::<String>()))
+        .remedy(state.torch_again())
+        .details(answer.clone())
 }
 
 /// Why no program on the GPU is run.
@@ -180,8 +200,12 @@ pub(super) fn on_gpu(state: &mut State<'_>) -> Outcome {
     if devices.is_empty() {
         return Outcome::not_tested("torch shows no device").details(answer);
     }
+    let listed = answer.get("devices").and_then(Value::as_array).into_iter().flatten();
+    if let Some(short) = listed.clone().find(|device| programs(device) != PROGRAMS) {
+        return not_ours(state, short);
+    }
     state.gpu_ok = true;
-    let mut outcome = Outcome::pass(format!("6 programs with known results on each of: {}", devices.join(", ")));
+    let mut outcome = Outcome::pass(format!("{PROGRAMS} programs with known results on each of: {}", devices.join(", ")));
     if let Some(version) = answer.get("cudnn").and_then(Value::as_u64) {
         outcome = outcome.seen(format!("cuDNN {version} loads"));
     }

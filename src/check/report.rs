@@ -315,6 +315,10 @@ pub fn store(report: &Report) -> Result<Option<PathBuf>> {
     std::fs::create_dir_all(&folder).map_err(|error| Error::io("make the folder", &folder, &error))?;
     let mut text = serde_json::to_vec_pretty(report).map_err(|error| Error::failure("the report cannot be written").because(error))?;
     text.push(b'\n');
+    // It is tare's own: a link is not followed out of the environment, a pipe is not waited for.
+    if std::fs::symlink_metadata(&path).is_ok_and(|about| !about.is_file() && !about.is_dir()) {
+        std::fs::remove_file(&path).map_err(|error| Error::io("replace", &path, &error))?;
+    }
     write_whole(&path, &text)?;
     Ok(Some(path))
 }
@@ -353,7 +357,7 @@ impl Last {
 
 /// Reads what the last check of `prefix` left. `None` if there was none, or it cannot be understood.
 pub fn last(prefix: &Prefix) -> Option<Last> {
-    let report: Report = serde_json::from_slice(&std::fs::read(path_in(prefix.path())).ok()?).ok()?;
+    let report: Report = serde_json::from_slice(&crate::files::read(&path_in(prefix.path()), crate::files::MOST).ok()?).ok()?;
     if report.schema_version > CHECK_VERSION {
         return None;
     }

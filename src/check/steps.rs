@@ -4,20 +4,24 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 
 use pep508_rs::pep440_rs::{Version as PyVersion, VersionSpecifiers};
 use rattler_conda_types::{MatchSpec, Matches, ParseStrictness, PrefixRecord};
 use serde_json::{Value, json};
 
 use super::archs::{self, FatBinaries};
+use super::child::{Ended, Run};
 use super::compat::{self, DeviceFit, DriverFit, capability_text, major_minor, numbers};
 use super::loader::{self, Places, Resolution};
 use super::report::{Class, Fact, MemoryPicture, Verdict};
 use super::torch::{self, Build, Component, Torch};
 use super::{Kind, Level, MemoryOutcome, Options, Subject, programs};
+use crate::notebook::{self, DataDirs, KernelState};
 use crate::prefix::Environment;
 use crate::report::{Progress, Silent};
 use crate::solve::preflight;
+use crate::text::quoted;
 use crate::verify::{self, Fault};
 
 /// What a step came to.
@@ -67,6 +71,11 @@ impl Outcome {
 }
 
 type Work = fn(&mut State<'_>) -> Outcome;
+
+/// What is left of the time for the whole check, else the limit of each program.
+fn left(options: &Options<'_>) -> Duration {
+    options.whole.map_or(options.limit, |(end, _)| end.saturating_duration_since(Instant::now()))
+}
 
 /// Id, title, class, whether `--require-gpu` needs it, the work.
 pub(super) const ALL: &[(&str, &str, Class, bool, Work)] = &[
@@ -135,7 +144,7 @@ impl<'a> State<'a> {
             options,
             progress,
             records,
-            env: subject.environment(&options.env, options.limit, &options.cancel).map_err(|error| error.to_string()),
+            env: subject.environment(&options.env, left(options), &options.cancel).map_err(|error| error.to_string()),
             start: None,
             runs: false,
             sites: crate::prefix::site_packages(root).into_iter().map(|site| root.join(site)).collect(),
@@ -147,6 +156,29 @@ impl<'a> State<'a> {
             gpu_ok: false,
             picture: None,
         }
+    }
+
+    /// How long a program may run that is started now.
+    pub fn time(&self) -> Duration {
+        left(self.options)
+    }
+
+    /// Why nothing can be begun any more.
+    pub fn no_time(&self) -> Option<String> {
+        let (_, whole) = self.options.whole?;
+        self.time().is_zero().then(|| format!("no time was left for it: the whole check had {} s (`--timeout`)", whole.as_secs()))
+    }
+
+    /// A program that did not end in `limit` had so little of the time for the whole check that this says nothing of it.
+    pub fn cut_short(&self, run: &Run) -> Option<Outcome> {
+        let (_, whole) = self.options.whole?;
+        (run.ended == Ended::TimedOut && run.limit < whole / 2).then(|| {
+            Outcome::not_tested(format!(
+                "it was ended after {:.0} s: so much was left of the {} s for the whole check (`--timeout`)",
+                run.limit.as_secs_f64(),
+                whole.as_secs()
+            ))
+        })
     }
 
     /// The version of the interpreter, once it has started.
@@ -181,9 +213,9 @@ impl<'a> State<'a> {
     /// A remedy that brings the files of packages back; of all, where none is named. Python packages are `NAME==VERSION`.
     pub fn again(&self, conda: &BTreeSet<String>, python: &BTreeSet<String>) -> String {
         let argument = self.subject.argument();
-        let list = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(" ");
+        let list = |names: &BTreeSet<String>| names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(" ");
         if !python.is_empty() && conda.is_empty() && python.len() <= 8 {
-            let program = self.subject.python.as_ref().map_or_else(|| "python".into(), |path| path.display().to_string());
+            let program = self.subject.program();
             return format!("install again: {program} -m pip install --force-reinstall --no-deps {}", list(python));
         }
         let named = !conda.is_empty() && python.is_empty() && conda.len() <= 8;
@@ -204,7 +236,7 @@ impl<'a> State<'a> {
         if let Some(torch) = &self.torch {
             match &torch.conda {
                 Some((name, ..)) => drop(names.0.insert(name.clone())),
-                None => drop(names.1.insert(format!("torch=={}", torch.distribution.as_ref().unwrap_or(&torch.version)))),
+                None => drop(names.1.insert(torch.requirement())),
             }
         }
         self.again(&names.0, &names.1)
@@ -233,7 +265,26 @@ fn files(state: &mut State<'_>) -> Outcome {
     // Files beside those of packages are looked for where an environment has packages, not in the system's folders.
     let extra = state.subject.kind != Kind::Interpreter;
     let none = BTreeSet::new();
-    let report = match verify::verify(&state.subject.prefix, verify::Options { extra, contents }, &Silent) {
+    let options = verify::Options { extra, contents };
+    let report = match state.options.whole {
+        None => verify::verify(&state.subject.prefix, options, &Silent),
+        Some((_, whole)) => {
+            // Reading cannot be broken off; it ends with this process at the latest.
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let prefix = state.subject.prefix.clone();
+            std::thread::spawn(move || drop(sender.send(verify::verify(&prefix, options, &Silent))));
+            match receiver.recv_timeout(state.time()) {
+                Ok(report) => report,
+                Err(_) => {
+                    return Outcome::not_tested(format!(
+                        "the files were not all read in the {} s for the whole check (`--timeout`)",
+                        whole.as_secs()
+                    ));
+                }
+            }
+        }
+    };
+    let report = match report {
         Ok(report) => report,
         Err(error) => return Outcome::fail("what was installed cannot be read").seen(error.to_string()).remedy(state.again(&none, &none)),
     };
@@ -358,7 +409,13 @@ fn interpreter(state: &mut State<'_>) -> Outcome {
         Ok(run) => run,
         Err(why) => return Outcome::not_tested(why),
     };
-    let Some(start) = run.answer() else {
+    if let Some(outcome) = state.cut_short(&run) {
+        return outcome;
+    }
+    // What is no interpreter may print an object as well.
+    let Some(start) =
+        run.answer().filter(|start| start.get("version").and_then(Value::as_str).is_some_and(|version| major_minor(version).is_some()))
+    else {
         let mut outcome = Outcome::fail(format!("the interpreter {}", run.ended_text()))
             .seen(format!("`{}`", python.display()))
             .all_seen(run.last_errors(6));
@@ -459,6 +516,7 @@ fn interpreter(state: &mut State<'_>) -> Outcome {
             cut(code, "files").join(", ")
         ));
     }
+    remarks.extend(kernels(state));
     if start.get("torch_loaded") == Some(&json!(true)) {
         remarks.push("torch is imported at every start, before the program".to_owned());
     }
@@ -476,6 +534,35 @@ fn interpreter(state: &mut State<'_>) -> Outcome {
     outcome.remedies = remedies;
     state.start = Some(start.clone());
     outcome.details(start)
+}
+
+/// Jupyter kernels that tare made of the environment and that are not as they should be.
+fn kernels(state: &State<'_>) -> Vec<String> {
+    let text = |name: &str| state.options.env.get(OsStr::new(name)).map(|value| value.to_string_lossy().into_owned());
+    let home = text("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+    let Ok(dirs) = DataDirs::new(home.as_deref(), text) else { return Vec::new() };
+    let prefix = state.subject.prefix.path();
+    let same = |other: &Path| other == prefix || matches!((other.canonicalize(), prefix.canonicalize()), (Ok(a), Ok(b)) if a == b);
+    notebook::list(&dirs, Some(prefix))
+        .into_iter()
+        .filter(|kernel| same(&kernel.prefix))
+        .filter_map(|kernel| {
+            let again = format!("tare notebook install {} --name {}", state.subject.argument(), quoted(&kernel.name));
+            let name = &kernel.name;
+            match kernel.state {
+                KernelState::NoPackage => {
+                    Some(format!("its Jupyter kernel `{name}` has no `tare_notebook`, so notebooks have no `%tare`: {again}"))
+                }
+                KernelState::NoIpykernel => {
+                    Some(format!("its Jupyter kernel `{name}` does not start, for want of ipykernel: {}", notebook::add_ipykernel(prefix)))
+                }
+                KernelState::ProgramGone => {
+                    Some(format!("its Jupyter kernel `{name}` does not start: the `tare` that it names is gone: {again}"))
+                }
+                KernelState::Ready | KernelState::EnvironmentGone => None,
+            }
+        })
+        .collect()
 }
 
 /// Files of setuptools, virtualenv and pip that most environments have.
@@ -535,12 +622,16 @@ fn which_torch(state: &mut State<'_>) -> Outcome {
             .remedy(state.subject.add("pytorch", "torch"));
     };
     let read = torch::read(&folder, state.subject.prefix.path(), &state.records, state.python_version());
+    // Remedies name it.
+    state.torch = Some(read.clone());
     let wanted = wanted_cuda(state);
     let what = format!("torch {}: {}", read.version, read.build.text());
     let mut outcome = if !read.contradictions.is_empty() {
-        Outcome::fail(format!("torch {} contradicts itself: files of two builds are mixed, or some are missing", read.version))
-            .all_seen(read.contradictions.clone())
-            .remedy(state.torch_again())
+        let reason = match &read.version_file {
+            Err(why) => format!("torch is not whole: {why}"),
+            Ok(()) => format!("torch {} contradicts itself: files of two builds are mixed, or some are missing", read.version),
+        };
+        Outcome::fail(reason).all_seen(read.contradictions.clone()).remedy(state.torch_again())
     } else if read.build == Build::Cpu && state.options.require_gpu {
         Outcome::fail(format!("{what}, and a GPU build is required"))
     } else if read.build == Build::Cpu
@@ -574,7 +665,6 @@ fn which_torch(state: &mut State<'_>) -> Outcome {
     }
     outcome = outcome.seen(format!("`{}`", folder.display())).all_seen(read.evidence.clone());
     let details = json!({ "torch": read, "components": state.components, "wanted_cuda": wanted });
-    state.torch = Some(read);
     outcome.details(details)
 }
 
@@ -899,9 +989,9 @@ fn versions(state: &mut State<'_>) -> Outcome {
                 format!("let the solver choose all of them together: tare update {} pytorch", state.subject.argument())
             }
             _ => format!(
-                "install the versions that torch names: {} -m pip install --force-reinstall torch=={}",
-                state.subject.python.as_ref().map_or_else(|| "python".into(), |path| path.display().to_string()),
-                torch.distribution.as_ref().unwrap_or(&torch.version)
+                "install the versions that torch names: {} -m pip install --force-reinstall {}",
+                state.subject.program(),
+                quoted(&torch.requirement())
             ),
         });
         let mut outcome = Outcome::fail(faults[0].clone()).all_seen(faults[1..].to_vec()).all_seen(evidence).details(details);
@@ -927,6 +1017,9 @@ fn driver(state: &mut State<'_>) -> Outcome {
         return outcome;
     }
     let machine = &state.options.machine;
+    if let Some(outcome) = broken(machine) {
+        return outcome;
+    }
     let Some(limit) = machine.driver.cuda.as_deref().and_then(major_minor) else {
         return Outcome::not_tested(if machine.driver.version.is_some() {
             "the driver does not say which CUDA it supports".to_owned()
@@ -1007,6 +1100,15 @@ fn driver(state: &mut State<'_>) -> Outcome {
     }))
 }
 
+/// The CUDA driver library is there and fails.
+fn broken(machine: &super::Machine) -> Option<Outcome> {
+    let problem = machine.broken.as_ref()?;
+    Some(
+        Outcome::fail(format!("the driver does not work: {problem}"))
+            .remedy(machine.driver.hint.clone().unwrap_or_else(|| "see `tare gpu info`; reboot, or install the driver again".to_owned())),
+    )
+}
+
 /// The Python package whose RECORD lists a library of that name.
 fn owner_of(sites: &[PathBuf], name: &str) -> Option<String> {
     let end = format!("/{name},");
@@ -1044,10 +1146,10 @@ fn libraries(state: &mut State<'_>) -> Outcome {
         if let Some(owner) = owner_of(&state.sites, &missing.name) {
             line.push_str(&format!("; it belongs to `{owner}`, whose file is gone"));
             let (name, version) = owner.split_once(' ').unwrap_or((&owner, ""));
-            let python = state.subject.python.as_ref().map_or_else(|| "python".into(), |path| path.display().to_string());
             remedies.push(format!(
-                "install it again: {python} -m pip install --force-reinstall --no-deps {}=={version}",
-                name.replace('_', "-")
+                "install it again: {} -m pip install --force-reinstall --no-deps {}",
+                state.subject.program(),
+                quoted(&format!("{}=={version}", name.replace('_', "-")))
             ));
         } else if let Some(record) = state
             .records
@@ -1139,13 +1241,13 @@ fn libraries(state: &mut State<'_>) -> Outcome {
 
 fn memory(state: &mut State<'_>) -> Outcome {
     if let Some(outcome) = state.without_gpu() {
-        return outcome;
+        return broken(&state.options.machine).unwrap_or(outcome);
     }
     let Some(test) = state.options.memory else {
         return Outcome::not_tested("the memory test was left out");
     };
     let MemoryOutcome { passed, reason, evidence, remarks, remedies, details, picture } =
-        test.run(state.options.level, &state.options.cancel, state.progress);
+        test.run(state.options.level, state.options.whole.map(|_| state.time()), &state.options.cancel, state.progress);
     state.picture = picture;
     Outcome {
         verdict: match passed {

@@ -38,6 +38,11 @@ impl Kind {
     }
 }
 
+/// A path as a word of a command line.
+fn word(path: &Path) -> String {
+    crate::text::quoted(&path.display().to_string())
+}
+
 /// An environment or interpreter to check.
 #[derive(Debug, Clone)]
 pub struct Subject {
@@ -55,8 +60,7 @@ impl Subject {
         match self.kind {
             Kind::Tare | Kind::Conda => format!("to add it: tare install {} {conda}", self.argument()),
             Kind::Venv | Kind::Interpreter => {
-                let program = self.python.as_ref().map_or_else(|| "python".into(), |path| path.display().to_string());
-                let program = crate::text::quoted(&program);
+                let program = self.program();
                 format!("to add it: {program} -m pip install {python}, or uv pip install --python {program} {python}")
             }
         }
@@ -75,8 +79,8 @@ impl Subject {
             let inner = [".venv", "venv", "env"].iter().map(|name| path.join(name)).find(|inner| inner.join("pyvenv.cfg").is_file());
             let python = ["bin/python3", "bin/python"].iter().map(|name| path.join(name)).find(|python| python.exists());
             match (inner, python) {
-                (Some(inner), _) => error.hint(format!("did you mean the virtual environment in it? tare check -p {}", inner.display())),
-                (None, Some(python)) => error.hint(format!("check the interpreter in it: tare check --python {}", python.display())),
+                (Some(inner), _) => error.hint(format!("did you mean the virtual environment in it? tare check -p {}", word(&inner))),
+                (None, Some(python)) => error.hint(format!("check the interpreter in it: tare check --python {}", word(&python))),
                 (None, None) => error
                     .hint("a virtual environment: tare check -p PROJECT/.venv; any interpreter: tare check --python /usr/bin/python3")
                     .hint("the environments there are: tare env list"),
@@ -167,12 +171,17 @@ impl Subject {
         }
     }
 
-    /// How to name it in a command line.
+    /// How to name it in a command line of tare, for a shell.
     pub fn argument(&self) -> String {
         match (self.kind, &self.python) {
-            (Kind::Interpreter, Some(python)) => format!("--python {}", python.display()),
-            _ => format!("-p {}", self.prefix.path().display()),
+            (Kind::Interpreter, Some(python)) => format!("--python {}", word(python)),
+            _ => format!("-p {}", word(self.prefix.path())),
         }
+    }
+
+    /// Its interpreter in a command line, for a shell.
+    pub fn program(&self) -> String {
+        self.python.as_deref().map_or_else(|| "python".to_owned(), word)
     }
 
     /// Folders whose files are the environment's own. A virtual environment with the packages of its base has those too.
@@ -181,7 +190,7 @@ impl Subject {
         let mut folders = vec![root.to_owned()];
         folders.extend(root.canonicalize().ok());
         if self.kind == Kind::Venv {
-            let text = std::fs::read_to_string(root.join("pyvenv.cfg")).unwrap_or_default();
+            let text = crate::files::read_text(&root.join("pyvenv.cfg")).unwrap_or_default();
             let value = |key: &str| {
                 text.lines()
                     .filter_map(|line| line.split_once('='))

@@ -42,6 +42,9 @@ pub struct Torch {
     pub folder: PathBuf,
     /// Version, with the local part (`2.15.0+cu132`).
     pub version: String,
+    /// Something says which version it is.
+    #[serde(skip)]
+    pub version_known: bool,
     /// The version by which an index knows it, from its metadata.
     pub distribution: Option<String>,
     /// What it was built for.
@@ -56,6 +59,9 @@ pub struct Torch {
     pub conda: Option<(String, String, String)>,
     /// Match specs of the conda package's dependencies.
     pub conda_depends: Vec<String>,
+    /// Whether `version.py`, which every torch has and imports, can be read and names a version; else what is wrong with it.
+    #[serde(skip)]
+    pub version_file: Result<(), String>,
     /// Shared objects of torch, in the order in which they are loaded.
     #[serde(skip)]
     pub objects: Vec<PathBuf>,
@@ -67,6 +73,14 @@ impl Torch {
         match &self.build {
             Build::Cuda(version) => major_minor(version),
             _ => None,
+        }
+    }
+
+    /// As pip would be asked for it again: `torch==2.8.0`, or `torch` where the version is not known.
+    pub fn requirement(&self) -> String {
+        match self.distribution.as_ref().or(self.version_known.then_some(&self.version)) {
+            Some(version) => format!("torch=={version}"),
+            None => "torch".to_owned(),
         }
     }
 
@@ -89,7 +103,14 @@ pub fn find(sites: &[PathBuf]) -> Option<PathBuf> {
 /// Reads what the files of `folder` (a `torch` package) say.
 pub fn read(folder: &Path, prefix: &Path, records: &[PrefixRecord], python: Option<&str>) -> Torch {
     let site = folder.parent().unwrap_or(folder);
-    let version_file = crate::files::read_text(&folder.join("version.py")).unwrap_or_default();
+    let (version_file, mut whole) = match crate::files::read_text(&folder.join("version.py")) {
+        Ok(text) => (text, Ok(())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => (String::new(), Err("`torch/version.py` is not there".to_owned())),
+        Err(error) => (String::new(), Err(format!("`torch/version.py` cannot be read: {error}"))),
+    };
+    if whole.is_ok() && assigned(&version_file, "__version__").flatten().is_none_or(|version| version.is_empty()) {
+        whole = Err("`torch/version.py` names no version".to_owned());
+    }
     let said = |name: &str| assigned(&version_file, name);
     let info = dist_info(site);
     let mut evidence = Vec::new();
@@ -168,6 +189,7 @@ pub fn read(folder: &Path, prefix: &Path, records: &[PrefixRecord], python: Opti
         }
         _ => {}
     }
+    contradictions.extend(whole.clone().err());
     let distribution = info.as_ref().and_then(|(_, metadata)| field(metadata, "Version:"));
     let (conda, conda_depends) = match record {
         Some(record) => {
@@ -187,7 +209,9 @@ pub fn read(folder: &Path, prefix: &Path, records: &[PrefixRecord], python: Opti
     };
     Torch {
         folder: folder.to_owned(),
+        version_known: version.is_some(),
         version: version.unwrap_or_else(|| "of unknown version".into()),
+        version_file: whole,
         distribution,
         build,
         evidence,

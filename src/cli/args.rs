@@ -738,8 +738,8 @@ pub struct CheckHowArgs {
     /// A CPU build is a failure, and what cannot be tested on a GPU ends with exit code 8
     #[arg(long)]
     pub require_gpu: bool,
-    /// Seconds that each program gets that is run for the check: of Python, the scripts of the environment, the memory test
-    /// [default: 180; by level 300, 1800 or 7200 for the memory test]
+    /// Seconds for the whole check of an environment: each program gets what is left, and a step that has no time left is NOT TESTED
+    /// [default: no limit for the whole; 180 for each program, and 300, 1800 or 7200 for the memory test by level]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: Option<u64>,
 }

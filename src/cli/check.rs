@@ -1,7 +1,7 @@
 //! `tare check`, and the check at the end of `tare create --check`.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -17,10 +17,11 @@ use crate::ui::Verbosity;
 
 /// How long each library of the driver has to answer.
 const DRIVER_LIMIT: Duration = Duration::from_secs(5);
-/// Seconds that each program of a check gets where nothing else is asked for.
+/// Seconds that each program of a check gets where there is no limit for the whole.
 const TIMEOUT: u64 = 180;
 
 pub async fn check(args: CheckArgs, context: &Context<'_>) -> Result<u8> {
+    let begun = Instant::now();
     let printer = context.printer;
     let format = match (args.format, &args.output) {
         (Some(format), _) => format,
@@ -44,7 +45,7 @@ pub async fn check(args: CheckArgs, context: &Context<'_>) -> Result<u8> {
                 if !single {
                     printer.detail(&format!("checking `{name}`"));
                 }
-                let result = run(subject, &args.how, machine.clone(), context).await;
+                let result = run(subject, &args.how, if single { begun } else { Instant::now() }, machine.clone(), context).await;
                 // Stopped by Ctrl-C: the rest is not begun.
                 if result.as_ref().is_err_and(|error| error.kind() == crate::error::Kind::Interrupted) {
                     return result.map(|_| 0);
@@ -113,23 +114,23 @@ async fn machine(timeout: Option<u64>, context: &Context<'_>) -> Result<Machine>
     .await
 }
 
-async fn run(subject: Subject, how: &CheckHowArgs, machine: Machine, context: &Context<'_>) -> Result<Report> {
+async fn run(subject: Subject, how: &CheckHowArgs, begun: Instant, machine: Machine, context: &Context<'_>) -> Result<Report> {
     let level = match how.level {
         CheckLevelArg::Quick => Level::Quick,
         CheckLevelArg::Standard => Level::Standard,
         CheckLevelArg::Thorough => Level::Thorough,
     };
     let (require_gpu, limit) = (how.require_gpu, Duration::from_secs(how.timeout.unwrap_or(TIMEOUT)));
-    // The memory test may take longer than a program of a step, unless a limit was asked for: then it holds for all.
-    let memory_limit = how.timeout.map(Duration::from_secs);
+    let whole = how.timeout.map(Duration::from_secs).map(|time| (begun + time, time));
     let progress = context.printer.progress();
     let env = environment();
     blocking(move |cancel| {
-        let memory = std::env::current_exe().ok().map(|program| SelfTest { program, env: env.clone(), limit: memory_limit });
+        let memory = std::env::current_exe().ok().map(|program| SelfTest { program, env: env.clone() });
         let options = Options {
             level,
             require_gpu,
             limit,
+            whole,
             cancel: cancel.clone(),
             env,
             machine,
@@ -242,7 +243,7 @@ pub async fn after_create(prefix: &Path, wanted: Option<bool>, document: &mut Va
     let Some(require_gpu) = wanted else { return Ok(0) };
     let how = CheckHowArgs { level: CheckLevelArg::Quick, require_gpu, timeout: None };
     let machine = machine(None, context).await?;
-    let report = run(Subject::at(prefix)?, &how, machine, context).await?;
+    let report = run(Subject::at(prefix)?, &how, Instant::now(), machine, context).await?;
     remember(&report, context);
     context.printer.data(&text::text(&report, verbose(context)));
     document["check"] = json!(report);

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueHint};
@@ -324,12 +326,77 @@ fn top(args: &TopArgs, printer: &Printer) -> Result<u8> {
     }
     let (mut command, interval) = (prober()?("watch"), args.interval);
     command.arg(interval.to_string());
-    // A signal flips the switch, and the terminal is given back before this process ends.
-    super::block_on(super::blocking(move |cancel| watch(command, interval, &combine, cancel).map(|()| 0)))
+    // A signal flips the switch, and the terminal is given back before this process ends or stops.
+    let signals = Arc::new(TerminalSignals::default());
+    super::block_on(async move {
+        let handlers =
+            handlers().map_err(|error| Error::failure("cannot wait for signals").because(error).hint("print once instead: `--once`"))?;
+        let listening = tokio::spawn(listen(handlers, signals.clone()));
+        let result = super::blocking({
+            let signals = signals.clone();
+            move |cancel| watch(command, interval, &combine, &signals, cancel)
+        })
+        .await;
+        listening.abort();
+        result?;
+        match signals.ended() {
+            Some(name) => Err(Error::new(crate::error::Kind::Interrupted, format!("stopped by {name}"))),
+            None => Ok(0),
+        }
+    })
+}
+
+/// What signals other than those that end every command ask of a program that has the terminal.
+#[derive(Default)]
+struct TerminalSignals {
+    ended: std::sync::Mutex<Option<&'static str>>,
+    stop: AtomicBool,
+    again: AtomicBool,
+}
+
+impl TerminalSignals {
+    /// The signal that ends it, if one came.
+    fn ended(&self) -> Option<&'static str> {
+        *self.ended.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// Handlers of the signals that [`listen`] waits for. They must be there before the terminal is taken.
+fn handlers() -> std::io::Result<[tokio::signal::unix::Signal; 4]> {
+    use rustix::process::Signal;
+    use tokio::signal::unix::{SignalKind, signal};
+    let on = |kind: Signal| signal(SignalKind::from_raw(kind.as_raw()));
+    Ok([on(Signal::HUP)?, on(Signal::QUIT)?, on(Signal::TSTP)?, on(Signal::CONT)?])
+}
+
+/// SIGHUP and SIGQUIT end it, SIGTSTP stops it, and after SIGCONT the terminal is taken again.
+async fn listen(handlers: [tokio::signal::unix::Signal; 4], signals: Arc<TerminalSignals>) {
+    let [mut hangup, mut quit, mut stop, mut again] = handlers;
+    loop {
+        let ended = tokio::select! {
+            _ = hangup.recv() => "SIGHUP",
+            _ = quit.recv() => "SIGQUIT",
+            _ = stop.recv() => {
+                signals.stop.store(true, Ordering::SeqCst);
+                continue;
+            }
+            _ = again.recv() => {
+                signals.again.store(true, Ordering::SeqCst);
+                continue;
+            }
+        };
+        *signals.ended.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(ended);
+    }
 }
 
 /// Draws what the child says until a key or a signal ends it. The child ends with it.
-fn watch(command: Command, interval: f64, combine: &dyn Fn(&NvmlView) -> gpu_top::Top, cancel: &Cancel) -> Result<()> {
+fn watch(
+    command: Command,
+    interval: f64,
+    combine: &dyn Fn(&NvmlView) -> gpu_top::Top,
+    signals: &TerminalSignals,
+    cancel: &Cancel,
+) -> Result<()> {
     let (sender, views) = std::sync::mpsc::channel();
     let over = Cancel::new();
     let end = CancelOnDrop::new(over.clone());
@@ -347,7 +414,19 @@ fn watch(command: Command, interval: f64, combine: &dyn Fn(&NvmlView) -> gpu_top
     let mut last: Option<(Instant, NvmlView)> = None;
     let mut problem = None;
     let begin = Instant::now();
-    while !cancel.is_cancelled() {
+    while !cancel.is_cancelled() && signals.ended().is_none() {
+        let (stop, again) = (signals.stop.swap(false, Ordering::SeqCst), signals.again.swap(false, Ordering::SeqCst));
+        if stop && !again {
+            screen.give();
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+            // This thread may run on for a moment before the process stands still.
+            while !signals.again.swap(false, Ordering::SeqCst) && !cancel.is_cancelled() && signals.ended().is_none() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        if stop || again {
+            screen.take();
+        }
         for answer in views.try_iter() {
             match answer {
                 Ok(view) => last = Some((Instant::now(), view)),
@@ -368,6 +447,8 @@ fn watch(command: Command, interval: f64, combine: &dyn Fn(&NvmlView) -> gpu_top
         screen.draw("tare gpu top", "q quits", &text);
         match screen.key(Duration::from_millis(200)) {
             live::Key::Quit => break,
+            // To everything in the foreground, as the terminal would; the signal that comes back stops this process.
+            live::Key::Suspend => drop(rustix::process::kill_current_process_group(rustix::process::Signal::TSTP)),
             live::Key::None | live::Key::Other => {}
         }
     }
@@ -380,6 +461,11 @@ fn watch(command: Command, interval: f64, combine: &dyn Fn(&NvmlView) -> gpu_top
 fn version(text: Option<&str>) -> Result<Option<TorchVersion>> {
     text.map(|text| text.parse().map_err(|error| Error::usage(format!("`{text}` is no torch version")).because(error).hint("such as 2.8")))
         .transpose()
+}
+
+/// An error of what is in a snapshot names the file.
+fn about(error: Error, file: &std::path::Path) -> Error {
+    if error.kind() == crate::error::Kind::Failure { error.context(format!("cannot use the snapshot `{}`", file.display())) } else { error }
 }
 
 fn open(file: &std::path::Path, device: Option<u32>) -> Result<Snapshot> {
@@ -397,7 +483,7 @@ fn replay(args: &ReplayArgs, printer: &Printer) -> Result<u8> {
     let version = version(args.snapshot.torch.as_deref())?;
     let snapshot = open(&args.snapshot.file, args.snapshot.device)?;
     let options = report::ReplayOptions { device: args.snapshot.device, version, config: None, limit: args.top };
-    let report = report::report(&snapshot, &options)?;
+    let report = report::report(&snapshot, &options).map_err(|error| about(error, &args.snapshot.file))?;
     printer.json(&report);
     printer.data(&report.text());
     Ok(0)
@@ -427,7 +513,7 @@ fn what_if(args: &WhatifArgs, printer: &Printer) -> Result<u8> {
         ..whatif::WhatIfOptions::default()
     };
     options.surroundings.wsl2 = args.wsl2;
-    let report = whatif::what_if(&snapshot, &options)?;
+    let report = whatif::what_if(&snapshot, &options).map_err(|error| about(error, &args.snapshot.file))?;
     printer.json(&report);
     printer.data(&report.text());
     Ok(0)

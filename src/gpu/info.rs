@@ -33,6 +33,9 @@ pub struct CudaView {
     pub hint: Option<String>,
     /// The library is there.
     pub library: bool,
+    /// It is the library that fails, by a code or a crash: there may well be a device.
+    #[serde(default)]
+    pub failed: bool,
 }
 
 /// What NVML says.
@@ -90,6 +93,9 @@ pub struct LayerAnswer {
     /// Its library is there. Not part of the document.
     #[serde(skip)]
     pub library: bool,
+    /// It is the library that fails, not that there is no device. Not part of the document.
+    #[serde(skip)]
+    pub failed: bool,
     /// What to try next where there is a problem. Not part of the document.
     #[serde(skip)]
     pub hint: Option<String>,
@@ -133,6 +139,7 @@ fn ask_cuda() -> CudaView {
     match Cuda::open().and_then(|cuda| cuda.devices()) {
         Ok(devices) => view.devices = devices.into_iter().map(|device| device.map_err(|problem| problem.to_string())).collect(),
         Err(problem) => {
+            view.failed = matches!(problem, CudaProblem::Failed(_));
             view.hint = Some(problem.hint());
             view.problem = Some(problem.to_string());
         }
@@ -187,7 +194,8 @@ pub fn look(command: &(dyn Fn(&str) -> Command + Sync), root: &Path, limit: Dura
     let mut remarks = Vec::new();
     let cuda = cuda.unwrap_or_else(|problem| {
         remarks.push(format!("libcuda {problem}"));
-        CudaView { problem: Some(problem), library: true, ..CudaView::default() }
+        let failed = problem.starts_with("crashed");
+        CudaView { problem: Some(problem), library: true, failed, ..CudaView::default() }
     });
     let nvml = nvml.unwrap_or_else(|problem| {
         remarks.push(format!("NVML {problem}"));
@@ -279,6 +287,7 @@ fn judge(
             cuda: nvml.cuda.map(|cuda| cuda.to_string()),
             problem: nvml.problem,
             library: nvml.library,
+            failed: false,
             hint: None,
         },
         libcuda: LayerAnswer {
@@ -286,6 +295,7 @@ fn judge(
             cuda: cuda.cuda.map(|cuda| cuda.to_string()),
             problem: cuda.problem,
             library: cuda.library,
+            failed: cuda.failed,
             hint: cuda.hint,
         },
         cards,

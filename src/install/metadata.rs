@@ -72,7 +72,7 @@ impl Stamp {
     /// The file is there but cannot be read or understood.
     pub fn read(prefix: &Path) -> Result<Option<Self>> {
         let path = Self::path(prefix);
-        let text = match fs_err::read(&path) {
+        let text = match crate::files::read(&path, crate::files::MOST) {
             Ok(text) => text,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(error) => return Err(Error::io("read", &path, &error)),
@@ -336,8 +336,9 @@ fn continued_history(replaced: &Path, notes: &Notes<'_>) -> Result<String> {
 
 /// The history of `prefix`, to be continued. Other tools keep none: without the state `before`, a change would read as the whole environment.
 pub(crate) fn history_so_far(prefix: &Path, before: &BTreeSet<String>) -> String {
-    let mut history =
-        std::fs::read(prefix.join("conda-meta/history")).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let mut history = crate::files::read(&prefix.join("conda-meta/history"), crate::files::MOST)
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .unwrap_or_default();
     if history.trim().is_empty() {
         history = format!("==> {} <==\n", now());
         history.extend(before.iter().map(|name| format!("+{name}\n")));
@@ -364,7 +365,7 @@ pub(crate) fn write_notes(
     };
     write_file(&stage.join("conda-meta/history"), history.as_bytes())?;
     if let Some(pinned) = replaced.map(|replaced| replaced.join("conda-meta/pinned"))
-        && let Ok(bytes) = std::fs::read(&pinned)
+        && let Ok(bytes) = crate::files::read(&pinned, crate::files::MOST)
     {
         write_file(&stage.join("conda-meta/pinned"), &bytes)?;
     }
@@ -551,7 +552,7 @@ fn modes(stage: &Path, paths: &[Installed<'_>], exact: &HashSet<PathBuf>) -> Str
 
 /// Reads `conda-meta/tare/modes`; `None` if there is none (the environment is of another tool or of an older tare).
 pub(crate) fn read_modes(prefix: &Path) -> Option<HashMap<PathBuf, FileKind>> {
-    let text = std::fs::read_to_string(prefix.join(TARE_FOLDER).join("modes")).ok()?;
+    let text = crate::files::read_text(&prefix.join(TARE_FOLDER).join("modes")).ok()?;
     let mut kinds = HashMap::new();
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
@@ -594,7 +595,7 @@ pub fn look(prefix: &Path, stamp: &Stamp) -> Look {
     if damage.is_some() {
         return Look { damage, ..Look::default() };
     }
-    let manifest = std::fs::read_to_string(prefix.join(TARE_FOLDER).join("files")).unwrap_or_default();
+    let manifest = crate::files::read_text(&prefix.join(TARE_FOLDER).join("files")).unwrap_or_default();
     let (mut foreign, mut aliens) = (Vec::new(), Vec::new());
     for site in site_packages(prefix) {
         let Some(text) = site.to_str() else { continue };
@@ -635,7 +636,7 @@ pub fn look(prefix: &Path, stamp: &Stamp) -> Look {
 
 /// The files that the `RECORD` of a distribution lists, relative to the environment; `None` without one that can be read.
 pub(crate) fn listed_files(prefix: &Path, info: &Path) -> Option<Vec<PathBuf>> {
-    let text = std::fs::read(prefix.join(info).join("RECORD")).ok()?;
+    let text = crate::files::read(&prefix.join(info).join("RECORD"), crate::files::MOST).ok()?;
     crate::pypi::installed::owned(prefix, info, &String::from_utf8_lossy(&text))
 }
 
@@ -707,7 +708,7 @@ pub fn first_damage(prefix: &Path, stamp: &Stamp) -> Option<String> {
 /// The first thing that is missing or of another size in an environment that tare made, and how many files are so; `None` if all is there.
 pub fn damages(prefix: &Path, stamp: &Stamp) -> Option<(String, usize)> {
     let first = damage(prefix, stamp)?;
-    let manifest = std::fs::read_to_string(prefix.join(TARE_FOLDER).join("files")).unwrap_or_default();
+    let manifest = crate::files::read_text(&prefix.join(TARE_FOLDER).join("files")).unwrap_or_default();
     let lines: Vec<&str> = manifest.lines().collect();
     let number = lines.par_iter().filter(|line| damaged(prefix, line).is_some()).count();
     Some((first, number.max(1)))
@@ -748,11 +749,11 @@ fn damage(prefix: &Path, stamp: &Stamp) -> Option<String> {
     if let Some(name) = present.first() {
         return Some(format!("`conda-meta/{name}` was added by another tool"));
     }
-    let state = std::fs::read(meta.join("state")).ok().map(|bytes| sha256_hex(&bytes));
+    let state = crate::files::read(&meta.join("state"), crate::files::MOST).ok().map(|bytes| sha256_hex(&bytes));
     if state != stamp.state_sha256 {
         return Some("`conda-meta/state` (the variables) was changed".to_owned());
     }
-    let Ok(manifest) = std::fs::read_to_string(prefix.join(TARE_FOLDER).join("files")) else {
+    let Ok(manifest) = crate::files::read_text(&prefix.join(TARE_FOLDER).join("files")) else {
         return Some(format!("`{TARE_FOLDER}/files` is missing"));
     };
     let lines: Vec<&str> = manifest.lines().collect();

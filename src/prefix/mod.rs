@@ -160,7 +160,9 @@ impl Prefix {
         let mut paths = Vec::new();
         for entry in std::fs::read_dir(&folder).map_err(read)? {
             let path = entry.map_err(read)?.path();
-            if path.extension().is_some_and(|extension| extension == "json") && path.is_file() {
+            // Anything else than a file, such as a pipe, is damage to be told.
+            if path.extension().is_some_and(|extension| extension == "json") && std::fs::metadata(&path).is_ok_and(|about| !about.is_dir())
+            {
                 paths.push(path);
             }
         }
@@ -185,7 +187,7 @@ impl Prefix {
     /// The file cannot be read. Lines that make no sense are left out.
     pub fn history(&self) -> Result<Vec<Revision>> {
         let path = self.path.join("conda-meta/history");
-        match std::fs::read(&path) {
+        match crate::files::read(&path, crate::files::MOST) {
             Ok(bytes) => Ok(history::parse(&String::from_utf8_lossy(&bytes))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(Error::io("read", &path, &error)),
@@ -206,7 +208,7 @@ impl Prefix {
     /// The file is there but is no JSON of the right shape.
     pub fn variables(&self) -> Result<IndexMap<String, String>> {
         let path = self.path.join("conda-meta/state");
-        let bytes = match std::fs::read(&path) {
+        let bytes = match crate::files::read(&path, crate::files::MOST) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(IndexMap::new()),
             Err(error) => return Err(Error::io("read", &path, &error)),
@@ -243,7 +245,7 @@ impl Prefix {
             std::fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
         files.sort();
         for file in files {
-            let bytes = std::fs::read(&file).map_err(|error| Error::io("read", &file, &error))?;
+            let bytes = crate::files::read(&file, crate::files::MOST).map_err(|error| Error::io("read", &file, &error))?;
             let object: IndexMap<String, serde_json::Value> = serde_json::from_slice(&bytes)
                 .map_err(|error| Error::failure(format!("`{}` is damaged", file.display())).because(error))?;
             for (name, value) in object {
@@ -293,7 +295,7 @@ impl Prefix {
     /// The file cannot be read.
     pub fn pinned(&self) -> Result<Vec<String>> {
         let path = self.path.join("conda-meta/pinned");
-        match std::fs::read_to_string(&path) {
+        match crate::files::read_text(&path) {
             Ok(text) => Ok(text
                 .lines()
                 .map(|line| line.split('#').next().unwrap_or_default().trim())
@@ -317,7 +319,7 @@ impl Prefix {
 }
 
 fn read_record(path: &Path) -> Result<PrefixRecord> {
-    let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, &error))?;
+    let bytes = crate::files::read(path, crate::files::MOST).map_err(|error| Error::io("read", path, &error))?;
     let strict = match serde_json::from_slice(&bytes) {
         Ok(record) => return Ok(record),
         Err(error) => error,

@@ -14,7 +14,7 @@ impl Prefix {
     /// `conda-meta` cannot be read. A damaged record counts as none.
     pub fn files_of_nobody(&self) -> Result<Vec<PathBuf>> {
         let mut owned: HashSet<PathBuf> = HashSet::new();
-        if let Ok(manifest) = std::fs::read_to_string(self.path().join("conda-meta/tare/files")) {
+        if let Ok(manifest) = crate::files::read_text(&self.path().join("conda-meta/tare/files")) {
             owned.extend(manifest.lines().filter_map(|line| line.split_once(' ')).map(|(_, path)| PathBuf::from(path)));
         }
         let (records, _) = self.records_and_damage()?;

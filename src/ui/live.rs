@@ -17,15 +17,21 @@ pub fn possible() -> bool {
 pub enum Key {
     /// Nothing.
     None,
-    /// `q`, Escape, Ctrl-C, Ctrl-D, or the terminal is gone.
+    /// `q`, Escape, Ctrl-C, Ctrl-D, Ctrl-\\, or the terminal is gone.
     Quit,
+    /// Ctrl-Z.
+    Suspend,
     /// Anything else.
     Other,
 }
 
+/// Another screen, no cursor, nothing on it.
+const TAKE: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";
+
 /// The screen. Dropping it gives the terminal back.
 pub struct Screen {
     before: Termios,
+    raw: Termios,
 }
 
 impl Screen {
@@ -43,9 +49,21 @@ impl Screen {
         raw.special_codes[SpecialCodeIndex::VMIN] = 0;
         raw.special_codes[SpecialCodeIndex::VTIME] = 1;
         tcsetattr(std::io::stdin(), OptionalActions::Now, &raw).map_err(failed)?;
-        let screen = Screen { before };
-        screen.write("\x1b[?1049h\x1b[?25l\x1b[2J");
+        let screen = Screen { before, raw };
+        screen.write(TAKE);
         Ok(screen)
+    }
+
+    /// The terminal as it was before, for as long as this process is stopped.
+    pub fn give(&self) {
+        self.write("\x1b[?25h\x1b[?1049l");
+        let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &self.before);
+    }
+
+    /// Takes the terminal again: a shell has set it up for itself meanwhile.
+    pub fn take(&self) {
+        let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &self.raw);
+        self.write(TAKE);
     }
 
     fn write(&self, text: &str) {
@@ -74,7 +92,13 @@ impl Screen {
         for _ in 0..limit.as_millis().div_ceil(100).max(1) {
             match std::io::stdin().lock().read(&mut byte) {
                 Ok(0) => {}
-                Ok(_) => return if matches!(byte[0], b'q' | b'Q' | 3 | 4 | 0x1b) { Key::Quit } else { Key::Other },
+                Ok(_) => {
+                    return match byte[0] {
+                        b'q' | b'Q' | 3 | 4 | 0x1b | 0x1c => Key::Quit,
+                        0x1a => Key::Suspend,
+                        _ => Key::Other,
+                    };
+                }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(_) => return Key::Quit,
             }
@@ -85,8 +109,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        self.write("\x1b[?25h\x1b[?1049l");
-        let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &self.before);
+        self.give();
     }
 }
 

@@ -470,7 +470,7 @@ impl Context<'_> {
             return Ok((!sizes.any(|size| size == len)).then(|| describe(len, expected)));
         }
         if (is_replaced_text || entry_point || hashes.is_empty()) && len < 64 << 20 {
-            let bytes = std::fs::read(full)?;
+            let bytes = crate::files::read(full, crate::files::MOST)?;
             counts.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             counts.files.fetch_add(1, Ordering::Relaxed);
             if is_replaced_text {

@@ -249,6 +249,102 @@ fn the_time_limit_holds_for_everything_that_is_run() {
     assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
 }
 
+fn fifo(path: &std::path::Path) {
+    let _ = std::fs::remove_file(path);
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+#[test]
+fn pipes_in_place_of_files_are_told_and_never_waited_for() {
+    let env = TestEnv::new();
+    let channel = small_channel(&env);
+    env.tare(&["create", "-n", "demo", "--override-channels", "-c", &channel.url(), "app"]).ok();
+    let prefix = env.envs().join("demo");
+    let record = std::fs::read_dir(prefix.join("conda-meta"))
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path.file_name().unwrap().to_string_lossy().starts_with("lib-"))
+        .unwrap();
+    for (path, said) in [(prefix.join("lib/lib.txt"), "lib/lib.txt"), (record, "it is a named pipe and no regular file")] {
+        let bytes = std::fs::read(&path).unwrap();
+        fifo(&path);
+        let started = Instant::now();
+        for level in ["quick", "standard"] {
+            env.tare(&["check", "-n", "demo", "--level", level]).expect_code(5).stdout_has("FAIL        files").stdout_has(said);
+        }
+        env.tare(&["verify", "-n", "demo"]).expect_code(5).stdout_has(said);
+        // It may be damaged; it is not waited for.
+        env.tare(&["list", "-n", "demo"]);
+        assert!(started.elapsed() < Duration::from_secs(60), "{}: {:?}", path.display(), started.elapsed());
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, bytes).unwrap();
+    }
+    env.tare(&["verify", "-n", "demo"]).ok();
+    for name in
+        ["conda-meta/history", "conda-meta/state", "conda-meta/pinned", "conda-meta/tare/environment.json", "conda-meta/tare/check.json"]
+    {
+        let before = std::fs::read(prefix.join(name)).ok();
+        fifo(&prefix.join(name));
+        let started = Instant::now();
+        env.tare(&["check", "-n", "demo"]);
+        env.tare(&["list", "-n", "demo"]);
+        assert!(started.elapsed() < Duration::from_secs(30), "{name}: {:?}", started.elapsed());
+        std::fs::remove_file(prefix.join(name)).unwrap();
+        if let Some(bytes) = before {
+            std::fs::write(prefix.join(name), bytes).unwrap();
+        }
+    }
+
+    // Python packages: a RECORD, and torch's version.
+    let Some(path) = venv(&env, "v") else { return };
+    let info = site(&path).join("thing-1.0.dist-info");
+    std::fs::create_dir_all(&info).unwrap();
+    std::fs::write(info.join("METADATA"), "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n").unwrap();
+    fifo(&info.join("RECORD"));
+    let started = Instant::now();
+    env.tare(&["check", "-p", "v"]).expect_code(5).stdout_has("FAIL        files").stdout_has("RECORD");
+    std::fs::remove_dir_all(&info).unwrap();
+    std::fs::create_dir(site(&path).join("torch")).unwrap();
+    std::fs::write(site(&path).join("torch/__init__.py"), "").unwrap();
+    fifo(&site(&path).join("torch/version.py"));
+    let told = "torch is not whole: `torch/version.py` cannot be read: it is a named pipe and no regular file";
+    env.tare(&["check", "-p", "v", "--timeout", "60"]).expect_code(6).stdout_has(told);
+    assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+}
+
+#[test]
+fn commands_in_hints_are_for_a_shell() {
+    let env = TestEnv::new();
+    let Some(path) = venv(&env, "my env") else { return };
+    env.tare(&["check", "-p", "my env", "-v"]).ok().stdout_has("to add it: '[WORK]/my env/bin/python' -m pip install torch");
+    std::fs::create_dir(site(&path).join("torch")).unwrap();
+    std::fs::write(site(&path).join("torch/__init__.py"), "").unwrap();
+    env.tare(&["check", "-p", "my env"])
+        .expect_code(6)
+        .stdout_has("install again: '[WORK]/my env/bin/python' -m pip install --force-reinstall --no-deps torch\n");
+    std::fs::create_dir_all(env.work().join("my project/.venv")).unwrap();
+    env.write("my project/.venv/pyvenv.cfg", "home = /usr/bin\n");
+    env.tare(&["check", "-p", "my project"]).expect_code(1).stderr_has("tare check -p '[WORK]/my project/.venv'");
+}
+
+#[test]
+fn a_driver_that_does_not_start_is_a_failure() {
+    let env = TestEnv::new().with_fake_driver().var("TARE_FAKE_CUDA", "init=36").var("TARE_FAKE_NVML", "init=9");
+    if venv(&env, "v").is_none() {
+        return;
+    }
+    env.tare(&["check", "-p", "v"])
+        .expect_code(6)
+        .stdout_has("FAIL        memory         the driver does not work: `cuInit` failed with CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER (36)");
+    // Nothing there to initialise is no failure.
+    for code in ["100", "3"] {
+        let mut command = env.command(&["check", "-p", "v"]);
+        let ran = env.ran(command.env("TARE_FAKE_CUDA", format!("init={code}")).output().unwrap());
+        ran.ok().stdout_has("NOT TESTED  memory         the driver sees no GPU");
+    }
+}
+
 #[test]
 fn nothing_is_left_when_tare_is_killed() {
     let env = TestEnv::new();

@@ -44,6 +44,18 @@ fn files_that_are_no_snapshot_are_refused() {
         }
     }
     env.tare(&["gpu", "replay", "evil.pickle"]).expect_code(1).stderr_has("GLOBAL");
+    // A snapshot whose figures are impossible: the file and the place in it are named.
+    let block = r#"{"address": 4096, "size": 2097152, "requested_size": 9, "state": "inactive"}"#;
+    let segment =
+        format!(r#"{{"device": 0, "address": 4096, "total_size": 256, "stream": 0, "segment_type": "large", "blocks": [{block}]}}"#);
+    env.write("small.json", format!(r#"{{"segments": [{segment}], "device_traces": [[]]}}"#));
+    for command in ["replay", "whatif"] {
+        env.tare(&["gpu", command, "small.json"])
+            .expect_code(1)
+            .stderr_has("cannot use the snapshot `small.json`")
+            .stderr_has("the segment at 0x1000 has 256 bytes, and its blocks have 2097152");
+    }
+    env.tare(&["gpu", "summary", "small.json"]).ok().stdout_has("the file is damaged");
 }
 
 #[test]

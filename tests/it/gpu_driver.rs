@@ -130,14 +130,15 @@ fn top_shows_what_a_process_offers_beside_what_the_driver_counts() {
     env.var("TARE_FAKE_NVML", "crash=nvmlDeviceGetCount").tare(&["gpu", "top", "--once"]).ok().stdout_has("NVML crashed");
 }
 
-#[test]
-fn a_signal_gives_the_terminal_back() {
-    if program("script").is_none() {
-        return;
-    }
-    let env = TestEnv::new().with_fake_driver();
+/// Runs `tare gpu top` in a terminal and, once it has taken it, `meanwhile` beside it: `$pid` is its process. What the terminal got.
+fn top_in_a_terminal(env: &TestEnv, meanwhile: &str) -> String {
     let tare = env!("CARGO_BIN_EXE_tare");
-    env.write("one.sh", format!("stty -g > before\n(sleep 2; kill -TERM $(cat pid)) &\nsh -c 'echo $$ > pid; exec {tare} gpu top'\necho $? > code\nstty -g > after\n"));
+    env.write(
+        "one.sh",
+        format!(
+            "stty -g > before\ntaken() {{ test \"$(stty -g < /dev/tty)\" != \"$(cat before)\"; }}\n(until taken; do sleep 0.1; done; sleep 0.3; pid=$(cat pid); {meanwhile}) &\nsh -c 'echo $$ > pid; exec {tare} gpu top'\necho $? > code\nstty -g > after\n"
+        ),
+    );
     let mut command = env.other("script");
     // The end of its input would be the end of the terminal.
     let mut child = command
@@ -152,8 +153,46 @@ fn a_signal_gives_the_terminal_back() {
     let input = child.stdin.take();
     let shown = env.ran(child.wait_with_output().unwrap()).stdout;
     drop(input);
+    shown
+}
+
+#[test]
+fn a_signal_gives_the_terminal_back() {
+    if program("script").is_none() {
+        return;
+    }
+    for signal in ["TERM", "HUP", "QUIT"] {
+        let env = TestEnv::new().with_fake_driver();
+        let shown = top_in_a_terminal(&env, &format!("kill -{signal} $pid"));
+        let read = |name: &str| std::fs::read_to_string(env.work().join(name)).unwrap();
+        assert_eq!(read("code"), "130\n", "{signal}: {shown}");
+        assert_eq!((shown.matches("\x1b[?1049h").count(), shown.matches("\x1b[?1049l").count()), (1, 1), "{signal}: {shown:?}");
+        assert_eq!((shown.matches("\x1b[?25l").count(), shown.matches("\x1b[?25h").count()), (1, 1), "{signal}: {shown:?}");
+        assert_eq!(read("before"), read("after"), "{signal}");
+    }
+}
+
+#[test]
+fn what_is_stopped_gives_the_terminal_back_and_takes_it_again() {
+    if program("script").is_none() {
+        return;
+    }
+    let env = TestEnv::new().with_fake_driver();
+    let look = "stty -g < /dev/tty > NAME; grep State: /proc/$pid/status > NAME.state";
+    let meanwhile = format!(
+        "kill -TSTP $pid; until grep -q '(stopped)' /proc/$pid/status; do sleep 0.1; done; {}; \
+         kill -CONT $pid; until taken; do sleep 0.1; done; sleep 0.3; {}; kill -TERM $pid",
+        look.replace("NAME", "stopped"),
+        look.replace("NAME", "going")
+    );
+    let shown = top_in_a_terminal(&env, &meanwhile);
     let read = |name: &str| std::fs::read_to_string(env.work().join(name)).unwrap();
-    assert_eq!(read("code"), "130\n", "{shown}");
-    assert!(shown.contains("\x1b[?1049h") && shown.contains("\x1b[?1049l"), "{shown:?}");
-    assert_eq!(read("before"), read("after"));
+    assert!(read("stopped.state").contains("(stopped)"), "{}", read("stopped.state"));
+    assert_eq!(read("stopped"), read("before"), "as it was while it is stopped");
+    assert!(!read("going.state").contains("(stopped)"), "{}", read("going.state"));
+    assert_ne!(read("going"), read("before"), "keys come at once again");
+    assert_eq!((read("code").as_str(), read("after")), ("130\n", read("before")), "{shown}");
+    assert!(shown.matches("\x1b[?1049h").count() >= 2, "{shown:?}");
+    let (_, after) = shown.split_once("\x1b[?1049l").unwrap();
+    assert!(after.contains("tare gpu top"), "drawn again: {after:?}");
 }

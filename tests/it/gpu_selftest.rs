@@ -32,6 +32,10 @@ fn the_verdict_is_the_exit_code() {
         ("leak=4MiB@100", "", 6, 6, "fail", "leak"),
         ("", "ecc=volatile.uncorrected:1@30", 6, 6, "fail", "ecc-errors"),
         ("", "xid=63@30", 6, 6, "fail", "xid"),
+        ("init=36", "", 6, 6, "fail", "driver-error"),
+        ("init=4711", "", 6, 6, "fail", "driver-error"),
+        ("init=3", "", 0, 8, "not-tested", ""),
+        ("init=100", "", 0, 8, "not-tested", ""),
         ("oom=2MiB", "", 0, 8, "not-tested", "out-of-memory"),
         ("", "process=4000000:1MiB", 0, 8, "not-tested", "busy"),
     ];
@@ -91,6 +95,10 @@ fn a_driver_that_hangs_or_crashes_is_a_failure_with_its_call() {
         ("hang=cuMemcpyDtoH@9", "", "timeout", "cuMemcpyDtoH"),
         ("crash=cuMemFree", "", "driver-error", "cuMemFree"),
         ("crash=cuInit", "", "driver-error", "cuInit"),
+        ("crash=cuCtxSetCurrent@9", "", "driver-error", "cuCtxSetCurrent"),
+        ("crash=cuModuleUnload", "", "driver-error", "cuModuleUnload"),
+        ("", "crash=nvmlInit", "driver-error", "NVML (starting)"),
+        ("", "crash=nvmlDeviceGetHandleByUUID", "driver-error", "NVML (finding the card)"),
         ("", "hang=nvmlDeviceGetTotalEccErrors@2", "timeout", "NVML (error counters)"),
     ];
     for (cuda, nvml, cause, call) in cases {
@@ -100,8 +108,9 @@ fn a_driver_that_hangs_or_crashes_is_a_failure_with_its_call() {
         let finding = &document["devices"][0]["findings"][0];
         assert_eq!(finding["call"], call, "{cuda} {nvml}: {finding:#}");
         let text = finding["text"].as_str().unwrap();
-        let expected = if cause == "timeout" { "did not come back from" } else { "the driver crashed in `" };
-        assert!(text.contains(expected), "{text}");
+        let library = if call.starts_with("NVML") { "the driver's management library" } else { "the driver" };
+        let expected = if cause == "timeout" { "did not come back from" } else { "crashed in `" };
+        assert!(text.starts_with(&format!("{library} {expected}")), "{text}");
         assert!(started.elapsed().as_secs() < 20, "{cuda} {nvml}: {:?}", started.elapsed());
     }
     // A fault that does not exist is refused, and loudly.
@@ -109,6 +118,55 @@ fn a_driver_that_hangs_or_crashes_is_a_failure_with_its_call() {
         let (code, document) = selftest(&fake("32MiB", wrong, ""), &[]);
         let text = document["devices"][0]["findings"][0]["text"].as_str().unwrap_or_default().to_owned();
         assert!(code == 6 && text.contains("fake driver: ") && text.contains("SIGABRT"), "{wrong}: {document:#}");
+    }
+}
+
+#[test]
+fn every_error_that_a_call_returns_is_told() {
+    // Function, code, how often it fails and from which call on, whether it belongs to giving everything back.
+    let cases = [
+        ("once=cuCtxSynchronize:719", "cuCtxSynchronize", 719, false),
+        ("once=cuCtxSynchronize:719@2", "cuCtxSynchronize", 719, false),
+        ("fail=cuModuleUnload:999", "cuModuleUnload", 999, true),
+        ("once=cuDevicePrimaryCtxRelease:4711", "cuDevicePrimaryCtxRelease", 4711, true),
+        ("fail=cuStreamDestroy:400", "cuStreamDestroy", 400, true),
+        ("once=cuCtxSetCurrent:201@40", "cuCtxSetCurrent", 201, false),
+        ("once=cuDeviceGetAttribute:999@3", "cuDeviceGetAttribute", 999, false),
+        ("once=cuDriverGetVersion:999", "cuDriverGetVersion", 999, false),
+        ("once=cuMemCreate:999", "cuMemCreate", 999, false),
+        ("once=cuMemGetInfo:999", "cuMemGetInfo", 999, false),
+        // Taken is refused with such a code, and not given back.
+        ("once=cuMemRelease:800", "cuMemRelease", 800, false),
+        ("once=cuDeviceGetCount:101", "cuDeviceGetCount", 101, false),
+    ];
+    for (fault, call, code, teardown) in cases {
+        let (exit, document) = selftest(&fake("16MiB", fault, ""), &[]);
+        assert_eq!((exit, verdict(&document)), (6, ("fail", "driver-error")), "{fault}: {document:#}");
+        let card = &document["devices"][0];
+        let findings = card["findings"].as_array().unwrap();
+        assert!(findings.iter().any(|finding| finding["call"] == call && finding["code"] == code), "{fault}: {findings:#?}");
+        if teardown {
+            let step = card["steps"].as_array().unwrap().iter().find(|step| step["name"] == "teardown").unwrap();
+            assert_eq!(step["status"], "fail", "{fault}: {step:#}");
+        }
+    }
+    // What every call gives, once, wherever it comes.
+    for at in [7, 60, 400, 900] {
+        let (exit, document) = selftest(&fake("16MiB", &format!("once=*:999@{at}"), ""), &[]);
+        assert_eq!((exit, document["status"].as_str()), (6, Some("fail")), "{at}: {document:#}");
+    }
+}
+
+#[test]
+fn the_budget_is_kept_by_a_card_whose_events_are_late() {
+    for late in [400, 5000] {
+        let started = std::time::Instant::now();
+        let (code, document) = selftest(&fake("32MiB", &format!("late={late}"), ""), &["--budget", "2s"]);
+        assert_eq!((code, verdict(&document)), (6, ("fail", "late-events")), "{document:#}");
+        assert!(started.elapsed().as_secs() < 7, "{late}: {:?}", started.elapsed());
+        let steps = document["devices"][0]["steps"].as_array().unwrap();
+        let step = |name: &str| steps.iter().find(|step| step["name"] == name).map(|step| (step["status"].clone(), step["cause"].clone()));
+        assert_eq!(step("random"), Some(("not-tested".into(), "budget".into())), "{late}: {document:#}");
     }
 }
 
@@ -161,6 +219,9 @@ fn what_cannot_be_is_refused_and_addresses_are_explained() {
         .expect_code(2)
         .stderr_has("a card of 64MiB cannot be like that: others would hold 1.00 TiB")
         .stderr_has("hint: `others` and `busy` together are at most the size of the card");
+    env.tare(&["gpu", "selftest", "--device", "sim:64MiB,alias=0:0"])
+        .expect_code(2)
+        .stderr_has("0x0 and 0x0 lie in one unit of memory (2.00 MiB), which always answers for itself");
     env.tare(&["gpu", "selftest", "--level", "quick", "--device", "sim:64MiB,stuck=0x900003:2"])
         .expect_code(6)
         .stdout_has("addresses are virtual, as this process saw the memory")

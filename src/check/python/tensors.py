@@ -115,9 +115,9 @@ try:
                 name = torch.cuda.get_device_name(index)
                 capability = "%d.%d" % tuple(torch.cuda.get_device_capability(index))
                 with torch.cuda.device(index):
-                    program(torch, device)
+                    facts = program(torch, device)
                     torch.cuda.synchronize(index)
-                devices.append({"index": index, "name": name, "capability": capability})
+                devices.append(dict(facts, index=index, name=name, capability=capability))
             result["devices"] = devices
             at("library versions")
             try:

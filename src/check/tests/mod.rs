@@ -189,6 +189,67 @@ const ROWS: &[Row] = &[
         &[("architectures", Fail, "this torch has no code for the GPU")],
     ),
     (
+        "the CUDA driver library fails",
+        |world| {
+            world.machine.broken = Some("`cuInit` failed with CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER (36)".into());
+            world.machine.driver.problem = world.machine.broken.clone();
+        },
+        6,
+        &[
+            ("driver", Fail, "the driver does not work: `cuInit` failed with CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER (36)"),
+            ("gpu", NotTested, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER"),
+            ("memory", Fail, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER"),
+        ],
+    ),
+    (
+        "torch's version.py was deleted",
+        |world| std::fs::remove_file(world.site().join("torch/version.py")).unwrap(),
+        5,
+        &[
+            ("torch", Fail, "torch is not whole: `torch/version.py` is not there"),
+            ("torch", Fail, " torch==2.15.0+cu132"),
+            ("cpu", Fail, ""),
+        ],
+    ),
+    (
+        "a version.py that says nothing",
+        |world| world.add(("torch", "2.15.0+cu132"), "torch/version.py", b"# nothing\n"),
+        6,
+        &[("torch", Fail, "`torch/version.py` names no version")],
+    ),
+    (
+        "an interpreter that is none",
+        |world| stand_in_for_python(world, r#"{"ok": true}"#),
+        6,
+        &[("interpreter", Fail, "the interpreter ended without an answer"), ("cpu", NotTested, "the interpreter does not start")],
+    ),
+    (
+        "an interpreter that only pretends",
+        |world| {
+            let prefix = world.prefix().display().to_string();
+            stand_in_for_python(world, &format!(r#"{{"ok": true, "version": "3.11.7", "torch": "2.15.0", "prefix": "{prefix}"}}"#));
+        },
+        6,
+        &[("cpu", Fail, "0 of 6 programs with known results were run")],
+    ),
+    (
+        "a Jupyter kernel without the package",
+        |world| {
+            world.conda = true;
+            world.add(("ipykernel", "7.0"), "ipykernel_launcher.py", b"");
+            let kernel = world.root().join(".local/share/jupyter/kernels/tare-train");
+            std::fs::create_dir_all(&kernel).unwrap();
+            let spec = serde_json::json!({ "argv": ["/bin/sh"], "metadata": { "tare": { "prefix": world.prefix() } } });
+            std::fs::write(kernel.join("kernel.json"), spec.to_string()).unwrap();
+        },
+        0,
+        &[
+            ("interpreter", Pass, "its Jupyter kernel `tare-train` has no `tare_notebook`"),
+            ("interpreter", Pass, ": tare notebook install -p "),
+            ("interpreter", Pass, " --name tare-train"),
+        ],
+    ),
+    (
         "the driver is too old",
         |world| world.gpu("9.0", "550.54.14", "12.4"),
         6,
@@ -435,6 +496,14 @@ const ROWS: &[Row] = &[
     ),
 ];
 
+/// A program in place of Python that writes one line, whatever it is asked.
+fn stand_in_for_python(world: &World, line: &str) {
+    let python = world.prefix().join("bin/python");
+    std::fs::remove_file(&python).unwrap();
+    std::fs::write(&python, format!("#!/bin/sh\necho '{line}'\n")).unwrap();
+    std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+}
+
 fn cpu_only(world: &mut World) {
     for package in ["nvidia_cudnn_cu13", "nvidia_nccl_cu13", "nvidia_cuda_runtime"] {
         world.drop_package(package);
@@ -514,6 +583,43 @@ fn contents_are_compared_at_higher_levels() {
 }
 
 #[test]
+fn a_torch_that_says_no_version_is_asked_for_by_name() {
+    let Some(world) = World::healthy() else { return };
+    // Without metadata as well.
+    std::fs::remove_file(world.site().join("torch/version.py")).unwrap();
+    let report = world.check();
+    let step = report.step("torch").unwrap();
+    assert_eq!(step.verdict, Fail, "{}", shown(&report));
+    assert!(step.remedies.iter().any(|line| line.ends_with(" -m pip install --force-reinstall --no-deps torch")), "{}", shown(&report));
+    assert!(!shown(&report).contains("==of unknown version"), "{}", shown(&report));
+}
+
+#[test]
+fn the_time_for_the_whole_check_is_kept() {
+    let Some(mut world) = World::healthy() else { return };
+    world.add(("torch", "2.15.0+cu132"), "torch/__init__.py", b"import time\ntime.sleep(600)\n");
+    world.install();
+    world.whole = Some(Duration::from_secs(3));
+    let started = Instant::now();
+    let report = world.check();
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    expect(
+        &report,
+        6,
+        &[
+            ("files", Pass, ""),
+            ("cpu", Fail, "and was killed during `import`"),
+            ("gpu", NotTested, "no time was left for it: the whole check had 3 s (`--timeout`)"),
+            ("memory", NotTested, "no time was left for it"),
+        ],
+    );
+    // A program that gets the little that others have left is not to blame.
+    std::fs::write(world.site().join("sitecustomize.py"), "import time\ntime.sleep(1.8)\n").unwrap();
+    let report = world.check();
+    expect(&report, 0, &[("interpreter", Pass, "starts in"), ("cpu", NotTested, "s for the whole check (`--timeout`)")]);
+}
+
+#[test]
 fn a_check_can_be_stopped_and_leaves_no_process() {
     let Some(mut world) = World::healthy() else { return };
     let mark = world.root().join("pid");
@@ -543,7 +649,7 @@ fn a_check_can_be_stopped_and_leaves_no_process() {
 struct Faulty;
 
 impl MemoryTest for Faulty {
-    fn run(&self, level: Level, _: &Cancel, _: &dyn Progress) -> MemoryOutcome {
+    fn run(&self, level: Level, _: Option<Duration>, _: &Cancel, _: &dyn Progress) -> MemoryOutcome {
         assert_eq!(level, Level::Quick);
         let piece =
             |offset: u64, bytes: u64, state: &str, note: &str| Piece { device: 0, offset, bytes, state: state.into(), note: note.into() };

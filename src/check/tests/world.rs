@@ -204,6 +204,8 @@ pub struct World {
     pub machine: Machine,
     pub require_gpu: bool,
     pub limit: Duration,
+    /// For the whole check.
+    pub whole: Option<Duration>,
     pub level: Level,
     site: PathBuf,
     /// Files of each Python package, for its RECORD: name and version to paths below site-packages.
@@ -249,6 +251,7 @@ impl World {
             machine: Machine::default(),
             require_gpu: false,
             limit: Duration::from_secs(60),
+            whole: None,
             level: Level::Quick,
             site,
             packages: BTreeMap::new(),
@@ -353,7 +356,7 @@ impl World {
                 memory_bytes: Some(24 << 30),
                 compute_capability: Some(capability.to_owned()),
             }],
-            remarks: Vec::new(),
+            ..Machine::default()
         };
         self.set("STAND_IN_GPU", capability);
     }
@@ -424,6 +427,7 @@ impl World {
             level: self.level,
             require_gpu: self.require_gpu,
             limit: self.limit,
+            whole: self.whole.map(|time| (std::time::Instant::now() + time, time)),
             cancel: cancel.clone(),
             env: self.env.clone(),
             machine: self.machine.clone(),

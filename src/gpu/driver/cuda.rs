@@ -143,6 +143,7 @@ impl CudaProblem {
                 802 => {
                     "the machine's fabric or driver is still starting: see `systemctl status nvidia-fabricmanager`, then try again".into()
                 }
+                36 => "the driver's kernel module is older than its library: update the driver, and look at LD_LIBRARY_PATH for another `libcuda.so`".into(),
                 803 => "the kernel module and the driver's libraries are of two versions: reboot, or reload the module".into(),
                 804 => "a forward-compatibility package (`cuda-compat`) comes first, and this card does not support it: look at LD_LIBRARY_PATH".into(),
                 46 => "another process has the device for itself (compute mode): see `nvidia-smi -q -d COMPUTE`".into(),
@@ -386,13 +387,18 @@ impl fmt::Debug for Cuda {
 /// # Errors
 /// No library, a function missing, or the call failed.
 pub fn driver_version() -> Result<CudaVersion, CudaProblem> {
-    let symbols = symbols()?;
+    version_of(symbols()?)?.ok_or(CudaProblem::Failed(DriverError::new(VERSION, code::INVALID_VALUE)))
+}
+
+const VERSION: Call = Call::Other("cuDriverGetVersion");
+
+/// `None` where the number is no version.
+fn version_of(symbols: &Symbols) -> DriverResult<Option<CudaVersion>> {
     let mut number = 0;
-    let call = Call::Other("cuDriverGetVersion");
-    mark::begin(call);
+    mark::begin(VERSION);
     // SAFETY: writes one integer.
-    check(call, unsafe { (symbols.driver_version)(&mut number) })?;
-    CudaVersion::from_number(number).ok_or(CudaProblem::Failed(DriverError::new(call, code::INVALID_VALUE)))
+    check(VERSION, unsafe { (symbols.driver_version)(&mut number) })?;
+    Ok(CudaVersion::from_number(number))
 }
 
 impl Cuda {
@@ -407,8 +413,9 @@ impl Cuda {
         let status = unsafe { (symbols.init)(0) };
         mark::end();
         match status {
-            0 => Ok(Cuda { symbols, version: driver_version().ok() }),
-            code::NO_DEVICE => Err(no_device()),
+            0 => Ok(Cuda { symbols, version: version_of(symbols)? }),
+            // The second one where there is nothing to initialise.
+            code::NO_DEVICE | code::NOT_INITIALIZED => Err(no_device()),
             code::STUB_LIBRARY => Err(CudaProblem::Stub { path: library_path() }),
             status => Err(DriverError::new(Call::Other("cuInit"), status).into()),
         }
@@ -476,9 +483,14 @@ impl Cuda {
         mark::begin("cuDeviceGetUuid");
         // SAFETY: writes 16 bytes.
         check(Call::Other("cuDeviceGetUuid"), unsafe { (self.symbols.device_uuid)(&mut uuid, device) })?;
-        let number = |attribute| self.attribute(device, attribute).ok().and_then(|value| u32::try_from(value).ok()).unwrap_or(0);
+        let number = |attribute| match self.attribute(device, attribute) {
+            Ok(value) => Ok(u32::try_from(value).unwrap_or(0)),
+            // An older driver does not know it.
+            Err(error) if matches!(error.code, code::INVALID_VALUE | code::NOT_SUPPORTED) => Ok(0),
+            Err(error) => Err(error),
+        };
         let needed = |attribute| self.attribute(device, attribute).map(|value| u32::try_from(value).unwrap_or(0));
-        let virtual_memory = self.symbols.first_missing().is_none() && number(attribute::VIRTUAL_MEMORY) != 0;
+        let virtual_memory = self.symbols.first_missing().is_none() && number(attribute::VIRTUAL_MEMORY)? != 0;
         Ok(CudaDevice {
             ordinal,
             name: text("cuDeviceGetName", self.symbols.device_name)?,
@@ -486,12 +498,12 @@ impl Cuda {
             pci: text("cuDeviceGetPCIBusId", self.symbols.device_pci)?.to_ascii_lowercase(),
             total_memory: total as u64,
             compute_capability: (needed(attribute::CAPABILITY_MAJOR)?, needed(attribute::CAPABILITY_MINOR)?),
-            multiprocessors: number(attribute::MULTIPROCESSORS),
-            l2_bytes: u64::from(number(attribute::L2_BYTES)),
-            integrated: number(attribute::INTEGRATED) != 0,
-            ecc: number(attribute::ECC) != 0,
+            multiprocessors: number(attribute::MULTIPROCESSORS)?,
+            l2_bytes: u64::from(number(attribute::L2_BYTES)?),
+            integrated: number(attribute::INTEGRATED)? != 0,
+            ecc: number(attribute::ECC)? != 0,
             virtual_memory,
-            gpu_direct_rdma_vmm: virtual_memory && number(attribute::GPU_DIRECT_RDMA_WITH_VIRTUAL_MEMORY) != 0,
+            gpu_direct_rdma_vmm: virtual_memory && number(attribute::GPU_DIRECT_RDMA_WITH_VIRTUAL_MEMORY)? != 0,
         })
     }
 
@@ -542,6 +554,8 @@ struct Live {
     events: BTreeSet<u64>,
     /// Module and its functions, once loaded.
     module: Option<(usize, HashMap<Kernel, usize>)>,
+    /// The context was given back.
+    closed: bool,
 }
 
 impl Live {
@@ -621,9 +635,13 @@ impl CudaGpu {
 
     /// Makes the context current for the calling thread; then the call may follow.
     fn enter(&self, call: Call) -> DriverResult<&'static Symbols> {
-        mark::begin(call);
-        // SAFETY: the context is held until `self` is dropped.
-        check(call, unsafe { (self.cuda.symbols.context_set)(self.context as Opaque) })?;
+        if self.live().closed {
+            return Err(DriverError::new(call, code::INVALID_CONTEXT));
+        }
+        let set = Call::Other("cuCtxSetCurrent");
+        mark::begin(set);
+        // SAFETY: the context is held until it is closed.
+        check(set, unsafe { (self.cuda.symbols.context_set)(self.context as Opaque) })?;
         // The call itself comes next.
         mark::begin(call);
         Ok(self.cuda.symbols)
@@ -701,6 +719,10 @@ impl CudaGpu {
 
 /// A function for virtual memory, or the status of a driver that lacks it.
 fn there<T: Copy>(call: Call, symbol: &Option<T>) -> DriverResult<T> {
+    if symbol.is_none() {
+        // It was announced, and is not made.
+        mark::end();
+    }
     symbol.ok_or(DriverError::new(call, code::NOT_SUPPORTED))
 }
 
@@ -941,8 +963,9 @@ impl Driver for CudaGpu {
         }
         let symbols = self.enter(call)?;
         // The driver gives the handle up at once and ends the stream when its work is done; this waits, as the trait says.
+        mark::begin(Call::StreamSynchronize);
         // SAFETY: the stream is live.
-        check(call, unsafe { (symbols.stream_synchronize)(stream.0 as usize as Opaque) })?;
+        check(Call::StreamSynchronize, unsafe { (symbols.stream_synchronize)(stream.0 as usize as Opaque) })?;
         mark::begin(call);
         // SAFETY: as above.
         check(call, unsafe { (symbols.stream_destroy)(stream.0 as usize as Opaque) })?;
@@ -1022,6 +1045,56 @@ impl Driver for CudaGpu {
         self.live().events.remove(&event.0);
         Ok(())
     }
+
+    fn close(&self) -> Vec<DriverError> {
+        let live = {
+            let mut live = self.live();
+            if live.closed {
+                return Vec::new();
+            }
+            std::mem::replace(&mut *live, Live { closed: true, ..Live::default() })
+        };
+        let symbols = self.cuda.symbols;
+        let mut errors = Vec::new();
+        let mut one = |call: Call, work: &dyn Fn() -> u32| {
+            mark::begin(call);
+            let result = check(call, work());
+            errors.extend(result.err());
+            result.is_ok()
+        };
+        // Everything goes in the order of dependence; what fails stays with the context, which goes with the process.
+        // SAFETY, for all of them: handles and addresses are live, and nobody can use them any more.
+        let set = Call::Other("cuCtxSetCurrent");
+        if one(set, &|| unsafe { (symbols.context_set)(self.context as Opaque) }) {
+            one(Call::DeviceSynchronize, &|| unsafe { (symbols.context_synchronize)() });
+            for event in live.events {
+                one(Call::EventDestroy, &|| unsafe { (symbols.event_destroy)(event as usize as Opaque) });
+            }
+            for stream in live.streams {
+                one(Call::StreamDestroy, &|| unsafe { (symbols.stream_destroy)(stream as usize as Opaque) });
+            }
+            for (address, _) in live.ranges.into_iter().filter(|(_, (_, whole))| *whole) {
+                one(Call::MemFree, &|| unsafe { (symbols.mem_free)(address) });
+            }
+            if let (Some(unmap), Some(release), Some(free)) = (symbols.mem_unmap, symbols.mem_release, symbols.address_free) {
+                for (address, bytes) in live.mapped {
+                    one(Call::MemUnmap, &|| unsafe { unmap(address, bytes as usize) });
+                }
+                for handle in live.handles.into_keys() {
+                    one(Call::MemRelease, &|| unsafe { release(handle) });
+                }
+                for (address, bytes) in live.reservations {
+                    one(Call::MemAddressFree, &|| unsafe { free(address, bytes as usize) });
+                }
+            }
+            if let Some((module, _)) = live.module {
+                one(Call::Other("cuModuleUnload"), &|| unsafe { (symbols.module_unload)(module as Opaque) });
+            }
+            one(set, &|| unsafe { (symbols.context_set)(std::ptr::null_mut()) });
+        }
+        one(Call::Other("cuDevicePrimaryCtxRelease"), &|| unsafe { (symbols.context_release)(self.device) });
+        errors
+    }
 }
 
 impl Kernels for CudaGpu {
@@ -1076,40 +1149,8 @@ impl Kernels for CudaGpu {
 
 impl Drop for CudaGpu {
     fn drop(&mut self) {
-        let Ok(symbols) = self.enter(Call::Other("cuCtxSetCurrent")) else { return };
-        let live = std::mem::take(self.live.get_mut().unwrap_or_else(PoisonError::into_inner));
-        // Everything goes in the order of dependence; what fails stays with the context, which goes with the process.
-        mark::begin("giving everything back");
-        // SAFETY: all handles and addresses are live, and nobody can use them any more.
-        unsafe {
-            (symbols.context_synchronize)();
-            for event in live.events {
-                (symbols.event_destroy)(event as usize as Opaque);
-            }
-            for stream in live.streams {
-                (symbols.stream_destroy)(stream as usize as Opaque);
-            }
-            for (address, _) in live.ranges.iter().filter(|(_, (_, whole))| *whole) {
-                (symbols.mem_free)(*address);
-            }
-            if let (Some(unmap), Some(release), Some(free)) = (symbols.mem_unmap, symbols.mem_release, symbols.address_free) {
-                for (address, bytes) in live.mapped {
-                    unmap(address, bytes as usize);
-                }
-                for handle in live.handles.into_keys() {
-                    release(handle);
-                }
-                for (address, bytes) in live.reservations {
-                    free(address, bytes as usize);
-                }
-            }
-            if let Some((module, _)) = live.module {
-                (symbols.module_unload)(module as Opaque);
-            }
-            (symbols.context_set)(std::ptr::null_mut());
-            (symbols.context_release)(self.device);
-        }
-        mark::end();
+        // Whoever wants to know what fails calls it before.
+        let _ = self.close();
     }
 }
 

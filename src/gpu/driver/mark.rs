@@ -15,10 +15,11 @@ const THREADS: u64 = 64;
 
 static FILE: OnceLock<File> = OnceLock::new();
 static NEXT: AtomicU64 = AtomicU64::new(0);
+/// Notes of all threads so far: the order in which calls were entered.
+static COUNT: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     static SLOT: Cell<Option<u64>> = const { Cell::new(None) };
-    static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Notes calls in this file from now on, for the whole process.
@@ -41,8 +42,7 @@ fn note(state: char, call: &str) {
     if slot >= THREADS {
         return;
     }
-    let count = COUNT.get() + 1;
-    COUNT.set(count);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
     let mut line = format!("{count:016x} {state} {call:.40}");
     line.extend(std::iter::repeat_n(' ', NOTE.saturating_sub(line.len())));
     // What cannot be noted is only not known.
@@ -72,6 +72,16 @@ pub fn during<T>(call: &str, work: impl FnOnce() -> T) -> T {
     result
 }
 
+/// As [`during`], for a call that nobody waits for: a crash in it is told, a hang is not.
+pub fn during_unwaited<T>(call: &str, work: impl FnOnce() -> T) -> T {
+    if FILE.get().is_some() {
+        note('~', call);
+    }
+    let result = work();
+    end();
+    result
+}
+
 /// A call that is under way, as far as the notes go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Underway {
@@ -81,15 +91,26 @@ pub struct Underway {
     pub waited: Duration,
 }
 
+/// What a thread has noted last.
+#[derive(Debug, Clone)]
+struct Seen {
+    /// Number of the note.
+    count: u64,
+    /// The call, if one is under way, and whether it is waited for.
+    call: Option<(String, bool)>,
+    /// When this note was first seen.
+    since: Instant,
+}
+
 /// Reads the notes of another process again and again.
 #[derive(Debug, Default)]
 pub struct Reader {
-    /// By thread: number of the note, call if one is under way, when it was first seen.
-    seen: Vec<(u64, Option<String>, Instant)>,
+    /// By thread.
+    seen: Vec<Seen>,
 }
 
 impl Reader {
-    /// Looks at the notes. The call that has been under way for longest.
+    /// Looks at the notes. The call that has been waited for for longest.
     pub fn look(&mut self, path: &Path) -> Option<Underway> {
         let bytes = std::fs::read(path).unwrap_or_default();
         let now = Instant::now();
@@ -98,18 +119,26 @@ impl Reader {
             let mut words = text.split_whitespace();
             // A thread that has noted nothing yet is a gap of zeros.
             let Some(count) = words.next().and_then(|word| u64::from_str_radix(word, 16).ok()) else { continue };
-            let call = (words.next() == Some("+")).then(|| words.collect::<Vec<_>>().join(" "));
+            let state = words.next().unwrap_or_default();
+            let call = matches!(state, "+" | "~").then(|| (words.collect::<Vec<_>>().join(" "), state == "+"));
             while self.seen.len() <= thread {
-                self.seen.push((0, None, now));
+                self.seen.push(Seen { count: 0, call: None, since: now });
             }
-            if self.seen[thread].0 != count {
-                self.seen[thread] = (count, call, now);
+            if self.seen[thread].count != count {
+                self.seen[thread] = Seen { count, call, since: now };
             }
         }
-        let under_way = self.seen.iter().filter_map(|(_, call, since)| Some((call.as_ref()?, *since)));
+        let under_way = self.seen.iter().filter_map(|seen| Some((seen.call.as_ref().filter(|(_, waited)| *waited)?, seen.since)));
         under_way
             .min_by_key(|(_, since)| *since)
-            .map(|(call, since)| Underway { call: call.clone(), waited: now.saturating_duration_since(since) })
+            .map(|((call, _), since)| Underway { call: call.clone(), waited: now.saturating_duration_since(since) })
+    }
+
+    /// All calls under way at the last look, the one that was entered last first.
+    pub fn entered(&self) -> Vec<String> {
+        let mut found: Vec<(u64, &String)> = self.seen.iter().filter_map(|seen| Some((seen.count, &seen.call.as_ref()?.0))).collect();
+        found.sort_by(|a, b| b.cmp(a));
+        found.into_iter().map(|(_, call)| call.clone()).collect()
     }
 }
 
@@ -137,7 +166,12 @@ mod tests {
         assert_eq!(reader.look(&path).map(|found| found.call).as_deref(), Some("cuInit"), "the longest");
         write(1, "0000000000000002 -");
         assert_eq!(reader.look(&path).map(|found| found.call).as_deref(), Some("loading libcuda.so"));
-        write(0, "0000000000000008 -");
+        // A crash comes in the call that was entered last, as far as can be told; one that nobody waits for can crash, and not hang.
+        write(2, "0000000000000009 ~ NVML (starting)");
+        assert_eq!(reader.look(&path).map(|found| found.call).as_deref(), Some("loading libcuda.so"));
+        assert_eq!(reader.entered(), ["NVML (starting)", "loading libcuda.so"]);
+        write(0, "000000000000000a -");
         assert_eq!(reader.look(&path), None);
+        assert_eq!(reader.entered(), ["NVML (starting)"]);
     }
 }

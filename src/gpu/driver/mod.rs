@@ -340,6 +340,12 @@ pub trait Driver {
     fn event_synchronize(&self, event: EventId) -> DriverResult<()>;
     /// Destroys an event.
     fn event_destroy(&self, event: EventId) -> DriverResult<()>;
+
+    /// Gives back everything that is still held, last the device itself. Every later call fails. Gives every error that a call returned; nothing is
+    /// left out because an earlier one failed. A device that holds nothing outside of this process has nothing to do.
+    fn close(&self) -> Vec<DriverError> {
+        Vec::new()
+    }
 }
 
 macro_rules! forward {
@@ -380,6 +386,7 @@ macro_rules! forward {
             fn event_query(&self, event: EventId) -> DriverResult<bool> { (**self).event_query(event) }
             fn event_synchronize(&self, event: EventId) -> DriverResult<()> { (**self).event_synchronize(event) }
             fn event_destroy(&self, event: EventId) -> DriverResult<()> { (**self).event_destroy(event) }
+            fn close(&self) -> Vec<DriverError> { (**self).close() }
         }
     )*};
 }

@@ -266,18 +266,27 @@ pub fn selftest_apart(
     }
     let (mut reader, _, hang) = state.into_inner();
     // What it was in when it ended.
-    let last = hang.clone().or_else(|| reader.look(&notes)).map(|call| call.call);
-    let place = last.as_deref().map(|call| format!(" in `{call}`")).unwrap_or_default();
+    reader.look(&notes);
+    let entered = reader.entered();
+    let last = hang.as_ref().map(|call| call.call.clone()).or_else(|| entered.first().cloned());
+    let mut place = last.as_deref().map(|call| format!(" in `{call}`")).unwrap_or_default();
+    // Of several threads the one that did it cannot be told for certain.
+    let others: Vec<String> = entered.iter().skip(1).map(|call| format!("`{call}`")).collect();
+    if !others.is_empty() {
+        place.push_str(&format!(", or in what other threads were in: {}", others.join(", ")));
+    }
+    let library =
+        if last.as_deref().is_some_and(|call| call.starts_with("NVML")) { "the driver's management library" } else { "the driver" };
     let (cause, mut text) = match (&ran.ended, &hang) {
         (_, Some(hang)) => {
-            (Cause::Timeout, format!("the driver did not come back from `{}` within {:.0} s", hang.call, hang.waited.as_secs_f64()))
+            (Cause::Timeout, format!("{library} did not come back from `{}` within {:.0} s", hang.call, hang.waited.as_secs_f64()))
         }
         // Nobody but a person or the system sends these.
         (Ended::Signal(1 | 2 | 9 | 15), _) => {
             (Cause::Stopped, format!("the process of the test was ended from outside{place}: {}", problem(&ran.ended)))
         }
         (Ended::Signal(signal), _) if last.is_some() => {
-            (Cause::DriverError, format!("the driver crashed{place}: {}", child::signal_text(*signal)))
+            (Cause::DriverError, format!("{library} crashed{place}: {}", child::signal_text(*signal)))
         }
         _ => (Cause::DriverError, format!("the process of the test {}{place}", problem(&ran.ended))),
     };

@@ -1,7 +1,7 @@
 //! From wrong words to a cause.
 //!
-//! A word that was wrong is written with ones and zeros and read back past the cache: bits that do not follow are stuck. If
-//! they follow, the word is either shared with another address (writing one changes the other) or was wrong once. Contents
+//! A word that was wrong is written with ones and zeros and read back past the cache, again and again: bits that never follow are stuck, bits
+//! that follow at times are weak. If they follow, the word is either shared with another address (writing one changes the other) or was wrong once. Contents
 //! alone never decide: one flipped bit in a word that holds its address gives another valid address.
 
 use super::blocks::Block;
@@ -39,10 +39,46 @@ pub(super) fn period(addresses: &[u64]) -> Option<u64> {
     (common > 16 || steps.iter().all(|step| *step == common)).then_some(common)
 }
 
-struct Stuck {
+/// How often ones and zeros are written to a word that was wrong, and how often each of them is read back.
+const ROUNDS: u32 = 4;
+const LOOKS: u32 = 2;
+
+/// A word that did not follow what was written to it, at least once.
+pub(super) struct Probed {
     address: u64,
+    /// Bits that read 1 every time.
     ones: u64,
+    /// Bits that read 0 every time.
     zeros: u64,
+    /// Bits that were ever wrong.
+    wrong: u64,
+    /// Reads that were wrong, of all.
+    bad: u32,
+    reads: u32,
+}
+
+fn bits_of(mask: u64) -> String {
+    (0..64).filter(|bit| mask >> bit & 1 == 1).map(|bit: u32| bit.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+impl Probed {
+    /// It has bits that never change; else they do at times.
+    pub(super) fn stuck(&self) -> bool {
+        self.ones | self.zeros != 0
+    }
+
+    /// What its bits do: "bit 3 of the word at 0x1000 always reads 1". `whose` comes after the number of the bit.
+    pub(super) fn text(&self, whose: &str) -> String {
+        if self.stuck() {
+            let stuck = [(self.ones, 1), (self.zeros, 0)].into_iter().filter(|(mask, _)| *mask != 0);
+            return stuck.map(|(mask, value)| format!("bit {}{whose} always reads {value}", bits_of(mask))).collect::<Vec<_>>().join("; ");
+        }
+        let bits = bits_of(self.wrong);
+        if self.bad == self.reads {
+            return format!("bit {bits}{whose} reads the opposite of what is written");
+        }
+        format!("bit {bits}{whose} is wrong now and then: in {} of {} reads after it was written", self.bad, self.reads)
+    }
 }
 
 impl<K: Kernels> Session<'_, '_, K> {
@@ -133,13 +169,11 @@ impl<K: Kernels> Session<'_, '_, K> {
         self.diagnoses += 1;
 
         let addresses: Vec<u64> = picks.iter().map(|record| record.0).collect();
-        let stuck = self.probe_bits(&addresses)?;
+        let probed = self.probe_words(&addresses.iter().map(|address| (*address, 1)).collect::<Vec<_>>(), true)?;
         let period = period(&records.iter().map(|record| record.0).collect::<Vec<_>>());
-        if !stuck.is_empty() {
-            self.found_stuck(step, &stuck, period);
-        }
+        self.found_broken(step, &probed, period);
         let loose: Vec<(u64, u64, u64)> =
-            picks.iter().copied().filter(|record| stuck.iter().all(|stuck| stuck.address != record.0)).collect();
+            picks.iter().copied().filter(|record| probed.iter().all(|probed| probed.address != record.0)).collect();
         if loose.is_empty() {
             return Ok(());
         }
@@ -183,28 +217,30 @@ impl<K: Kernels> Session<'_, '_, K> {
         Ok(())
     }
 
-    fn found_stuck(&mut self, step: &'static str, stuck: &[Stuck], period: Option<u64>) {
-        let mut parts = Vec::new();
-        for stuck in stuck.iter().take(3) {
-            for (mask, value) in [(stuck.ones, 1), (stuck.zeros, 0)] {
-                let bits: Vec<String> = (0..64).filter(|bit| mask >> bit & 1 == 1).map(|bit| bit.to_string()).collect();
-                if !bits.is_empty() {
-                    parts.push(format!("bit {} of the word at {:#x} always reads {value}", bits.join(", "), stuck.address));
-                }
+    /// Findings on words that do not follow: the stuck ones, and those that are wrong now and then.
+    fn found_broken(&mut self, step: &'static str, probed: &[Probed], period: Option<u64>) {
+        for (stuck, cause) in [(true, Cause::StuckBit), (false, Cause::FlippedBit)] {
+            let these: Vec<&Probed> = probed.iter().filter(|probed| probed.stuck() == stuck).collect();
+            if these.is_empty() {
+                continue;
             }
+            let mut parts: Vec<String> = Vec::new();
+            for probed in these.iter().take(3) {
+                parts.push(probed.text(&format!(" of the word at {:#x}", probed.address)));
+            }
+            if these.len() > 3 {
+                parts.push(format!("and {} words more", these.len() - 3));
+            }
+            self.push(Finding {
+                cause,
+                step,
+                text: parts.join("; "),
+                addresses: these.iter().map(|probed| Hex(probed.address)).collect(),
+                period,
+                call: None,
+                code: None,
+            });
         }
-        if stuck.len() > 3 {
-            parts.push(format!("and {} words more", stuck.len() - 3));
-        }
-        self.push(Finding {
-            cause: Cause::StuckBit,
-            step,
-            text: parts.join("; "),
-            addresses: stuck.iter().map(|stuck| Hex(stuck.address)).collect(),
-            period,
-            call: None,
-            code: None,
-        });
     }
 
     /// Adds a finding, unless the same was found before.
@@ -238,25 +274,39 @@ impl<K: Kernels> Session<'_, '_, K> {
         });
     }
 
-    /// Writes ones and zeros and reads them back past the cache. Words with bits that do not follow.
-    fn probe_bits(&mut self, addresses: &[u64]) -> Result<Vec<Stuck>, Stop> {
-        let mut stuck: Vec<Stuck> = addresses.iter().map(|address| Stuck { address: *address, ones: 0, zeros: 0 }).collect();
-        for value in [0, u64::MAX] {
-            for address in addresses {
-                self.rig.put(*address, &[value])?;
-            }
-            self.evict()?;
-            for stuck in &mut stuck {
-                let got = self.rig.word(stuck.address)?;
-                if value == 0 {
-                    stuck.ones = got;
-                } else {
-                    stuck.zeros = !got;
+    /// Writes zeros and ones into runs of words (address and number) and reads them back, past the cache where `past_cache` says so, several times. The words
+    /// that did not follow each time. They hold ones afterwards.
+    pub(super) fn probe_words(&mut self, runs: &[(u64, u64)], past_cache: bool) -> Result<Vec<Probed>, Stop> {
+        let mut probed: Vec<Probed> = runs
+            .iter()
+            .flat_map(|(address, words)| (0..*words).map(move |at| address + 8 * at))
+            .map(|address| Probed { address, ones: u64::MAX, zeros: u64::MAX, wrong: 0, bad: 0, reads: 0 })
+            .collect();
+        for _ in 0..ROUNDS {
+            for value in [0, u64::MAX] {
+                for (address, words) in runs {
+                    self.rig.put(*address, &vec![value; *words as usize])?;
+                }
+                if past_cache {
+                    self.evict()?;
+                }
+                for _ in 0..LOOKS {
+                    let mut seen = Vec::with_capacity(probed.len());
+                    for (address, words) in runs {
+                        seen.extend(self.rig.words(*address, *words)?);
+                    }
+                    for (probed, got) in probed.iter_mut().zip(seen) {
+                        probed.ones &= got;
+                        probed.zeros &= !got;
+                        probed.wrong |= got ^ value;
+                        probed.bad += u32::from(got != value);
+                        probed.reads += 1;
+                    }
                 }
             }
         }
-        stuck.retain(|stuck| stuck.ones | stuck.zeros != 0);
-        Ok(stuck)
+        probed.retain(|probed| probed.wrong != 0);
+        Ok(probed)
     }
 
     /// The address of another word of the memory under test (or of the test's own) that `word` is, by the own-address pattern.
@@ -337,29 +387,13 @@ impl<K: Kernels> Session<'_, '_, K> {
     fn diagnose_results(&mut self, step: &'static str, tally: &Tally) -> Result<(), Stop> {
         self.out.mismatch_count += tally.count().clamp(1, self.words().max(1));
         let result = self.rig.result();
-        let words: Vec<u64> = (0..host::RESULT_WORDS).map(|at| result + 8 * at).collect();
-        // Word by word would take an eviction each: all at once.
-        let mut stuck = Vec::new();
-        for value in [0, u64::MAX] {
-            self.rig.put(result, &vec![value; words.len()])?;
-            self.evict()?;
-            for (address, got) in words.iter().zip(self.rig.words(result, host::RESULT_WORDS)?) {
-                if got != value {
-                    let wrong = got ^ value;
-                    stuck.push(if value == 0 {
-                        Stuck { address: *address, ones: wrong, zeros: 0 }
-                    } else {
-                        Stuck { address: *address, ones: 0, zeros: wrong }
-                    });
-                }
+        let probed = self.probe_words(&[(result, host::RESULT_WORDS)], true)?;
+        if !probed.is_empty() && probed.len() < 64 {
+            for probed in &probed {
+                let (expected, got) = if probed.ones != 0 { (0, probed.ones) } else { (u64::MAX, !probed.wrong) };
+                self.keep(step, None, probed.address, expected, got, Some(got));
             }
-        }
-        if !stuck.is_empty() && stuck.len() < 64 {
-            for stuck in &stuck {
-                let (expected, got) = if stuck.ones != 0 { (0, stuck.ones) } else { (u64::MAX, !stuck.zeros) };
-                self.keep(step, None, stuck.address, expected, got, Some(got));
-            }
-            self.found_stuck(step, &stuck, None);
+            self.found_broken(step, &probed, None);
             if !self.rig.next_slot() {
                 return Err(Stop::Broken);
             }

@@ -42,7 +42,7 @@ pub use selftest::selftest;
 use session::{Session, median, not_tested, step_mut};
 
 use super::alloc::{AllocConfig, CachingAllocator, Policy, sizes};
-use super::driver::{Driver, DriverError, code};
+use super::driver::{Call, Driver, DriverError, code};
 use super::human;
 use super::kernels::Kernels;
 use crate::report::{Phase, Progress};
@@ -176,6 +176,7 @@ const ALLOCATOR: &str = "blocks lie where the driver gave memory, apart from eac
 const IDLE: &str = "nobody else computes on the card";
 const EXPANDABLE: &str = "the same memory through expandable segments";
 const BOOKS: &str = "everything is given back";
+const TEARDOWN: &str = "stream, events, code and context go back without an error";
 const EVENTS: &str = "events are done when their work is";
 const ECC: &str = "the card counted no memory errors";
 const ROWS: &str = "no rows of memory were replaced, none wait for it";
@@ -211,7 +212,7 @@ fn empty(name: &str, options: &Options) -> DeviceReport {
 fn unopened(name: &str, options: &Options, error: DriverError) -> DeviceReport {
     let mut out = empty(name, options);
     match error.code {
-        code::NO_DEVICE | 101 => not_tested(&mut out, "warm-up", WARM_UP, Cause::NoDevice, error.to_string()),
+        code::NO_DEVICE => not_tested(&mut out, "warm-up", WARM_UP, Cause::NoDevice, error.to_string()),
         code::OUT_OF_MEMORY => not_tested(&mut out, "warm-up", WARM_UP, Cause::OutOfMemory, error.to_string()),
         _ => fail(&mut out, "warm-up", WARM_UP, Cause::DriverError, error.to_string(), Some(error)),
     }
@@ -279,23 +280,59 @@ fn test_with<K: Kernels>(
     out.properties = Some(ledger.properties());
     let began = ledger.now();
     let watch = watch(&mut out, health);
-    if let Err(reason) = idle(&ledger, &mut out, options) {
-        not_tested(&mut out, "idle", IDLE, Cause::Busy, reason);
-        conclude(&mut out);
-        return out;
+    let idle = idle(&ledger, &mut out, options);
+    let tested = matches!(idle, Ok(None));
+    let mut released = Vec::new();
+    match idle {
+        Ok(None) => {
+            let total: usize = plan::tests(options.level, options.seed, options.fade).iter().map(|test| test.ops.len()).sum();
+            let task = progress.start(Phase::Other, &format!("{name}: passes over the memory"), Some(total as u64 + 1));
+            let mut bench = Bench { ledger: &ledger, out: &mut out, options, make, health, progress, task, began, released: Vec::new() };
+            if let Err(stop) = bench.stages() {
+                bench.stopped(&stop);
+            }
+            released = bench.released;
+            progress.finish(task);
+        }
+        Ok(Some(reason)) => not_tested(&mut out, "idle", IDLE, Cause::Busy, reason),
+        Err(error) => fail(&mut out, "driver", DRIVER, Cause::DriverError, error.to_string(), Some(error)),
     }
-    let total: usize = plan::tests(options.level, options.seed, options.fade).iter().map(|test| test.ops.len()).sum();
-    let task = progress.start(Phase::Other, &format!("{name}: passes over the memory"), Some(total as u64 + 1));
-    let mut bench = Bench { ledger: &ledger, out: &mut out, options, make, health, progress, task, began };
-    if let Err(stop) = bench.stages() {
-        bench.stopped(&stop);
+    released.extend(ledger.close());
+    teardown(&mut out, &released);
+    untold(&mut out, &ledger.errors());
+    if tested {
+        look_again(&mut out, health, watch);
+        out.seconds = ledger.now().saturating_sub(began).as_secs_f64();
+        summarise_bandwidth(&mut out);
     }
-    progress.finish(task);
-    look_again(&mut out, health, watch);
-    out.seconds = ledger.now().saturating_sub(began).as_secs_f64();
-    summarise_bandwidth(&mut out);
     conclude(&mut out);
     out
+}
+
+/// Errors of the calls that give everything back.
+fn teardown(out: &mut DeviceReport, errors: &[DriverError]) {
+    let Some(first) = errors.first() else {
+        step_mut(out, "teardown", TEARDOWN).passes += 1;
+        return;
+    };
+    let mut told: Vec<String> = Vec::new();
+    for error in errors.iter().map(ToString::to_string) {
+        if !told.contains(&error) {
+            told.push(error);
+        }
+    }
+    fail(out, "teardown", TEARDOWN, Cause::DriverError, format!("giving everything back: {}", told.join("; ")), Some(*first));
+}
+
+/// Errors of calls that nobody has told: the test went on in spite of them.
+fn untold(out: &mut DeviceReport, errors: &[DriverError]) {
+    for error in errors {
+        let text = error.to_string();
+        // Those of giving back stand in one text.
+        if !out.findings.iter().any(|finding| finding.text.contains(&text)) {
+            fail(out, "driver", DRIVER, Cause::DriverError, text, Some(*error));
+        }
+    }
 }
 
 /// What belongs together while one card is tested.
@@ -308,14 +345,17 @@ struct Bench<'a, K: Kernels> {
     progress: &'a dyn Progress,
     task: crate::report::TaskId,
     began: Duration,
+    /// Errors of giving stream and events back.
+    released: Vec<DriverError>,
 }
 
 impl<K: Kernels> Bench<'_, K> {
     fn stages(&mut self) -> Result<(), Stop> {
         let mut rig = Rig::new(self.ledger, self.options.timeout)?;
+        rig.deadline = self.options.budget().map(|budget| self.began + budget);
         let done = self.stages_on(&mut rig);
         let late = rig.late;
-        let closed = rig.close();
+        self.released = rig.close();
         if late.count > 0 {
             let text = format!(
                 "{} event{} not done although the stream was idle; the longest took {:.1} ms more",
@@ -327,8 +367,7 @@ impl<K: Kernels> Bench<'_, K> {
         } else if done.is_ok() {
             step_mut(self.out, "events", EVENTS).passes += 1;
         }
-        done?;
-        Ok(closed?)
+        done
     }
 
     fn stages_on(&mut self, rig: &mut Rig<'_, K>) -> Result<(), Stop> {
@@ -352,8 +391,16 @@ impl<K: Kernels> Bench<'_, K> {
             }
             _ => {}
         }
+        let both = self.options.segments == Segments::Both && vmm.is_ok();
+        let deadline = rig.deadline;
+        if both && self.options.level == Level::Thorough {
+            // Its patterns go on until the time is up: some of it is for the short test that follows.
+            let share = self.options.budget().map_or(SHORT, |budget| (budget / 8).min(SHORT));
+            rig.deadline = deadline.map(|deadline| deadline.saturating_sub(share));
+        }
         self.patterns(rig, expandable, true)?;
-        if self.options.segments == Segments::Both && vmm.is_ok() {
+        rig.deadline = deadline;
+        if both {
             self.patterns(rig, false, false)?;
         }
         self.books(baseline, before.as_deref())
@@ -441,7 +488,7 @@ impl<K: Kernels> Bench<'_, K> {
         if !taken.blocks.is_empty() {
             outcome = self.run_tests(rig, taken.blocks.clone(), full);
         }
-        if matches!(outcome, Err(Stop::Driver(_) | Stop::Timeout { .. })) {
+        if matches!(outcome, Err(Stop::Driver(_) | Stop::Timeout { .. } | Stop::Budget { busy: true })) {
             // The context is lost or busy: what is given back now would only fail again.
             return outcome;
         }
@@ -462,24 +509,25 @@ impl<K: Kernels> Bench<'_, K> {
                 fail(self.out, "allocator", ALLOCATOR, Cause::AllocatorFault, why, None);
             }
         }
-        outcome
+        // Steps say what there was no time for; the books can be closed.
+        if matches!(outcome, Err(Stop::Budget { .. })) { Ok(()) } else { outcome }
     }
 
     fn run_tests(&mut self, rig: &mut Rig<'_, K>, blocks: Vec<blocks::Block>, full: bool) -> Result<(), Stop> {
-        let (options, began) = (self.options, self.began);
+        let options = self.options;
         let mut session = self.session(rig, blocks);
-        session.deadline = options.budget().map(|budget| began + budget);
-        session.try_kernels()?;
-        session.plant_canaries()?;
+        let begun = session.try_kernels().and_then(|()| session.plant_canaries());
         if !full {
-            for test in [plan::addresses(), plan::random(options.seed ^ 1, 1)] {
-                session.run(&test, "expandable-segments", EXPANDABLE, false)?;
+            let outcome = begun.and_then(|()| {
+                let tests = [plan::addresses(), plan::random(options.seed ^ 1, 1)];
+                tests.iter().try_for_each(|test| session.run(test, "expandable-segments", EXPANDABLE, false))
+            });
+            if matches!(outcome, Err(Stop::Budget { .. })) {
+                session.out_of_time("expandable-segments", EXPANDABLE);
             }
-            return Ok(());
+            return outcome;
         }
-        let rate = session.copy_rate()?;
-        session.out.copy_gb_per_s = rate;
-        let mut outcome = Ok(());
+        let mut outcome = begun.and_then(|()| session.copy_rate()).map(|rate| session.out.copy_gb_per_s = rate);
         let mut round = 0;
         while outcome.is_ok() {
             let tests = plan::tests(options.level, options.seed ^ u64::from(round), options.fade);
@@ -488,14 +536,23 @@ impl<K: Kernels> Bench<'_, K> {
                 .try_for_each(|test: &Test| session.run(test, test.name, test.title, round > 0))
                 .and_then(|()| session.caches(options.level, round > 0));
             round += 1;
-            let over = session.deadline.is_none_or(|deadline| session.rig.driver.now() >= deadline);
+            // From the second round on the budget is what ends it.
+            if round > 1 && matches!(outcome, Err(Stop::Budget { busy: false })) {
+                outcome = Ok(());
+            }
+            let over = session.rig.deadline.is_none() || session.rig.over();
             if options.level != Level::Thorough || over || options.rounds.is_some_and(|rounds| round >= rounds) {
                 break;
             }
         }
-        if outcome.is_err() {
+        let why = match &outcome {
+            Ok(()) => None,
+            Err(Stop::Budget { .. }) => Some((Cause::Budget, UNBEGUN)),
+            Err(_) => Some((Cause::Stopped, UNREACHED)),
+        };
+        if let Some((cause, why)) = why {
             for test in plan::tests(options.level, options.seed, options.fade) {
-                not_tested(session.out, test.name, test.title, Cause::Stopped, "not reached: an earlier step failed");
+                not_tested(session.out, test.name, test.title, cause, why);
             }
         }
         let mut offset = 0;
@@ -522,7 +579,11 @@ impl<K: Kernels> Bench<'_, K> {
         let after = self.health.processes().ok();
         let bytes =
             |list: &[health::GpuProcess], pid: u32| list.iter().find(|process| process.pid == pid).map_or(Some(0), |process| process.bytes);
-        let mut known = before.is_some() && after.is_some();
+        // A list is to be relied upon if it has this process in it, and that once: in a container it is told by when it came.
+        let lists_us =
+            |list: Option<&[health::GpuProcess]>| list.is_some_and(|list| list.iter().filter(|process| process.own).count() == 1);
+        let listed = lists_us(before) && lists_us(after.as_deref());
+        let mut known = listed;
         let mut taken_by = Vec::new();
         for process in after.iter().flatten().filter(|process| !process.own) {
             match (process.bytes, bytes(before.unwrap_or(&[]), process.pid)) {
@@ -549,7 +610,12 @@ impl<K: Kernels> Bench<'_, K> {
             let text = format!("{} did not come back to the driver, and no other process took it", human(missing - by_others));
             fail(self.out, "books", BOOKS, Cause::Leak, text, None);
         } else {
-            let text = format!("{} less free than after the warm-up, and nobody can be asked who took it", human(missing));
+            let why = match (before.is_some() && after.is_some(), listed) {
+                (false, _) => "nobody can be asked who took it",
+                (true, false) => "who took it cannot be told: the driver's list of processes does not name this one",
+                (true, true) => "who took it cannot be told: the driver does not say how much each process holds",
+            };
+            let text = format!("{} less free than after the warm-up, and {why}", human(missing));
             not_tested(self.out, "books", BOOKS, Cause::Unsupported, text);
         }
         Ok(())
@@ -571,14 +637,22 @@ impl<K: Kernels> Bench<'_, K> {
             }
             // A finding says why.
             Stop::Broken => {}
+            Stop::Budget { .. } => not_tested(self.out, "warm-up", WARM_UP, Cause::Budget, session::BUDGET),
         }
-        not_tested(self.out, "memory", MEMORY, Cause::Stopped, "not reached: an earlier step failed");
+        let (cause, why) = if matches!(stop, Stop::Budget { .. }) { (Cause::Budget, UNBEGUN) } else { (Cause::Stopped, UNREACHED) };
+        not_tested(self.out, "memory", MEMORY, cause, why);
         for test in plan::tests(self.options.level, self.options.seed, self.options.fade) {
-            not_tested(self.out, test.name, test.title, Cause::Stopped, "not reached: an earlier step failed");
+            not_tested(self.out, test.name, test.title, cause, why);
         }
-        not_tested(self.out, "books", BOOKS, Cause::Stopped, "not reached: an earlier step failed");
+        not_tested(self.out, "books", BOOKS, cause, why);
     }
 }
+
+/// Why steps were not done.
+const UNREACHED: &str = "not reached: an earlier step failed";
+const UNBEGUN: &str = "the time budget was spent before it was begun";
+/// What is left of the budget for the short test through expandable segments, at most.
+const SHORT: Duration = Duration::from_secs(20);
 
 fn give(source: &dyn Source, address: u64) -> Result<(), Stop> {
     source.give(address).map_err(|error| stop(&error))
@@ -609,17 +683,27 @@ fn probe_virtual_memory<K: Kernels>(ledger: &Ledger<K>) -> Result<Result<(), Str
         });
         used.and(ledger.address_free(address, unit))
     };
+    // Only what is asked for can be refused, not what is given back. 999 is WSL2's answer to `cuMemSetAccess`, and to nothing else a refusal.
+    let refusal = |error: &DriverError| {
+        let asked = matches!(
+            error.call,
+            Call::MemGetAllocationGranularity | Call::MemAddressReserve | Call::MemCreate | Call::MemMap | Call::MemSetAccess
+        );
+        asked && matches!(error.code, code::NOT_SUPPORTED | 800 | code::OUT_OF_MEMORY)
+            || (error.code, error.call) == (code::UNKNOWN, Call::MemSetAccess)
+    };
     match attempt() {
         Ok(()) => Ok(Ok(())),
-        Err(error) if matches!(error.code, code::NOT_SUPPORTED | code::UNKNOWN | 800 | code::OUT_OF_MEMORY) => {
+        Err(error) if refusal(&error) => {
+            ledger.forgive(&error);
             Ok(Err(format!("the driver refuses virtual memory management: {error}")))
         }
         Err(error) => Err(Stop::Driver(error)),
     }
 }
 
-/// Whether the card may be tested; else the reason.
-fn idle<K: Kernels>(ledger: &Ledger<K>, out: &mut DeviceReport, options: &Options) -> Result<(), String> {
+/// Why the card is left alone; `None` if it may be tested.
+fn idle<K: Kernels>(ledger: &Ledger<K>, out: &mut DeviceReport, options: &Options) -> Result<Option<String>, DriverError> {
     let busy = match &out.health.processes {
         Some(processes) => {
             let others: Vec<String> = processes
@@ -634,20 +718,21 @@ fn idle<K: Kernels>(ledger: &Ledger<K>, out: &mut DeviceReport, options: &Option
             (!others.is_empty()).then(|| format!("others compute on the card: {}", others.join(", ")))
         }
         // Nobody to ask: a card that is much fuller than one context makes it.
-        None => ledger.mem_get_info().ok().and_then(|info| {
+        None => {
+            let info = ledger.mem_get_info()?;
             let used = info.total.saturating_sub(info.free);
             (used > (info.total / 8).max(1 << 30)).then(|| format!("{} of {} are in use", human(used), human(info.total)))
-        }),
+        }
     };
-    match busy {
-        Some(why) if !options.even_if_busy => Err(why),
+    Ok(match busy {
+        Some(why) if !options.even_if_busy => Some(why),
         busy => {
             let step = step_mut(out, "idle", IDLE);
             step.passes += 1;
             step.detail = busy.map(|why| format!("tested all the same: {why}"));
-            Ok(())
+            None
         }
-    }
+    })
 }
 
 /// First look at the driver's own counters. Whether Xid events are watched for.

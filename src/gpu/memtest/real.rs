@@ -59,7 +59,8 @@ fn health_of(about: &CudaDevice) -> Box<dyn HealthSource> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let (uuid, pci) = (about.uuid.clone(), about.pci.clone());
     std::thread::spawn(move || {
-        let health = Management::open().and_then(|management| management.health(&uuid, &pci));
+        let health = mark::during_unwaited("NVML (starting)", Management::open)
+            .and_then(|management| mark::during_unwaited("NVML (finding the card)", || management.health(&uuid, &pci)));
         let health: Box<dyn HealthSource> = match health {
             Ok(health) => Box::new(Marked(health)),
             Err(problem) => Box::new(NoHealth(problem.to_string())),
@@ -139,6 +140,11 @@ mod tests {
             ("fail=cuMemFree:719@2", "", Status::Fail, Some(Cause::DriverError)),
             ("skip=tare_verify", "", Status::Fail, Some(Cause::Kernels)),
             ("leak=4MiB@100", "", Status::Fail, Some(Cause::Leak)),
+            // A list of processes without this one says nothing of who took the memory.
+            ("leak=4MiB@100", "hide-processes", Status::Pass, None),
+            ("take=4MiB@100", "hide-processes", Status::Pass, None),
+            ("weak=0x900123:0x10:3", "", Status::Fail, Some(Cause::FlippedBit)),
+            ("weak=0x200123:0x10:3", "", Status::Fail, Some(Cause::FlippedBit)),
             ("", "ecc=volatile.uncorrected:1@30", Status::Fail, Some(Cause::EccErrors)),
             ("", "remap=0:1:1:0@30", Status::Fail, Some(Cause::RowsRemapped)),
             ("", "xid=63@30", Status::Fail, Some(Cause::Xid)),
@@ -154,6 +160,15 @@ mod tests {
                 let report = run(&cards, &Options::new(Level::Quick), &Silent);
                 let device = &report.devices[0];
                 assert_eq!((device.status, device.cause), (*status, *cause), "{}\n{:#?}", device.summary, device.findings);
+                if *nvml == "hide-processes" {
+                    let books = device.steps.iter().find(|step| step.name == "books").expect("the step is there");
+                    let told = books.detail.clone().unwrap_or_default();
+                    assert_eq!(books.status, Status::NotTested, "{told}");
+                    assert!(told.contains("the driver's list of processes does not name this one"), "{told}");
+                }
+                if cuda.starts_with("weak") {
+                    assert!(device.findings.iter().all(|finding| finding.cause == Cause::FlippedBit), "{:#?}", device.findings);
+                }
             });
         }
     }

@@ -22,6 +22,10 @@ pub(super) enum Stop {
     },
     /// The words that results are written to are not to be trusted; a finding says why.
     Broken,
+    /// The time budget is spent. `busy`: work is still under way.
+    Budget {
+        busy: bool,
+    },
 }
 
 impl From<DriverError> for Stop {
@@ -113,6 +117,8 @@ const SLOT_BYTES: u64 = 32 << 10;
 const MARKED: u64 = 512;
 /// Field words of a slot, after the result and the sink.
 const FIELD_AT: u64 = 8 << 10;
+/// How long work that was begun in time is waited for when the budget is spent.
+const GRACE: Duration = Duration::from_secs(15);
 
 pub(super) struct Rig<'a, K: Kernels> {
     pub driver: &'a Ledger<K>,
@@ -121,6 +127,8 @@ pub(super) struct Rig<'a, K: Kernels> {
     end: EventId,
     pub shape: Shape,
     timeout: Duration,
+    /// When the time budget is spent, by the driver's clock: nothing is begun from then on.
+    pub deadline: Option<Duration>,
     control: u64,
     slot: u64,
     pub late: Late,
@@ -130,13 +138,23 @@ impl<'a, K: Kernels> Rig<'a, K> {
     pub(super) fn new(driver: &'a Ledger<K>, timeout: Duration) -> Result<Self, Stop> {
         let stream = driver.stream_create()?;
         let (start, end) = (driver.timed_event_create()?, driver.timed_event_create()?);
-        Ok(Rig { driver, stream, start, end, shape: driver.shape(), timeout, control: 0, slot: 0, late: Late::default() })
+        Ok(Rig { driver, stream, start, end, shape: driver.shape(), timeout, deadline: None, control: 0, slot: 0, late: Late::default() })
     }
 
-    /// Gives stream and events back.
-    pub(super) fn close(&self) -> DriverResult<()> {
-        let events = self.driver.event_destroy(self.start).and(self.driver.event_destroy(self.end));
-        events.and(self.driver.stream_destroy(self.stream))
+    /// Gives stream and events back. What of that failed.
+    pub(super) fn close(&self) -> Vec<DriverError> {
+        let results = [self.driver.event_destroy(self.start), self.driver.event_destroy(self.end), self.driver.stream_destroy(self.stream)];
+        results.into_iter().filter_map(Result::err).collect()
+    }
+
+    /// How much of the time budget is left; `None` without one.
+    pub(super) fn left(&self) -> Option<Duration> {
+        self.deadline.map(|deadline| deadline.saturating_sub(self.driver.now()))
+    }
+
+    /// The time budget is spent.
+    pub(super) fn over(&self) -> bool {
+        self.left().is_some_and(|left| left.is_zero())
     }
 
     /// Uses [`CONTROL_BYTES`] at `address` for results.
@@ -197,8 +215,11 @@ impl<'a, K: Kernels> Rig<'a, K> {
         self.launch(Kernel::Read, stretch.words, &[stretch.address, stretch.words, self.sink()])
     }
 
-    /// Queues work and waits for it. Milliseconds that it took on the device.
+    /// Queues work and waits for it. Milliseconds that it took on the device. Nothing is queued once the budget is spent.
     pub(super) fn timed(&mut self, queue: impl FnOnce(&Self) -> DriverResult<()>) -> Result<f64, Stop> {
+        if self.over() {
+            return Err(Stop::Budget { busy: false });
+        }
         self.driver.event_record(self.start, self.stream)?;
         queue(self)?;
         self.driver.event_record(self.end, self.stream)?;
@@ -226,14 +247,24 @@ impl<'a, K: Kernels> Rig<'a, K> {
             if waited > self.timeout {
                 return Err(if idle.is_some() { Stop::StuckEvent { waited } } else { Stop::Timeout { waited } });
             }
+            // Work that was begun in time may end; for an event whose work has ended nothing is gained by waiting.
+            if self.deadline.is_some_and(|deadline| now >= deadline && (idle.is_some() || now - deadline >= GRACE)) {
+                self.note_late(idle);
+                return Err(Stop::Budget { busy: idle.is_none() });
+            }
             self.driver.pause(step);
             step = (step * 2).min(Duration::from_millis(5));
         }
+        self.note_late(idle);
+        Ok(())
+    }
+
+    /// `idle`: since when the stream was idle while its event was not done.
+    fn note_late(&mut self, idle: Option<Duration>) {
         if let Some(idle) = idle {
             self.late.count += 1;
             self.late.longest = self.late.longest.max(self.driver.now().saturating_sub(idle));
         }
-        Ok(())
     }
 
     /// Zeros the result words.

@@ -22,6 +22,10 @@ const MANY: u64 = 4096;
 /// Copies of which the median is the card's own rate.
 const COPIES: usize = 5;
 
+/// Why a step was not done.
+pub(super) const BUDGET: &str = "the time budget was spent before it was complete";
+/// How long the cause of wrong words is looked for when the budget is spent.
+const DIAGNOSIS: Duration = Duration::from_secs(20);
 const KERNELS: &str = "kernels";
 const KERNELS_TITLE: &str = "a planted error is seen, once and where it is";
 
@@ -33,8 +37,6 @@ pub(super) struct Session<'a, 'd, K: Kernels> {
     /// Wrong words by block.
     pub hits: Vec<u64>,
     pub seed: u64,
-    /// When to stop, by the driver's clock.
-    pub deadline: Option<Duration>,
     /// How often a cause was looked for.
     pub diagnoses: u32,
     inverted: bool,
@@ -77,29 +79,11 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
         task: TaskId,
     ) -> Self {
         let hits = vec![0; blocks.len()];
-        Session {
-            rig,
-            out,
-            blocks,
-            hits,
-            seed,
-            deadline: None,
-            diagnoses: 0,
-            inverted: false,
-            replant: false,
-            progress,
-            task,
-            done: 0,
-            probes: 0,
-        }
+        Session { rig, out, blocks, hits, seed, diagnoses: 0, inverted: false, replant: false, progress, task, done: 0, probes: 0 }
     }
 
     pub(super) fn words(&self) -> u64 {
         self.blocks.iter().map(|block| block.payload().words).sum()
-    }
-
-    fn over(&self) -> bool {
-        self.deadline.is_some_and(|deadline| self.rig.driver.now() >= deadline)
     }
 
     /// The part of a block that an address lies in.
@@ -172,7 +156,8 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
                 Some(rest) => return self.failed(name, title, op, &rest),
                 None if !tally.clean() => return self.failed(name, title, op, &tally),
                 None if held != planted.2 => {
-                    self.word_broken(name, title, "", place, planted.2, held);
+                    self.word_broken(name, title, "", place, planted.2, held)?;
+                    self.rig.put(place, &[right])?;
                     return Ok(());
                 }
                 None if attempt < 2 => {}
@@ -230,22 +215,34 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
         let outcome = self.run_ops(test, name, title, again);
         let seconds = self.rig.driver.now().saturating_sub(began).as_secs_f64();
         step_mut(self.out, name, title).seconds += seconds;
+        if matches!(outcome, Err(Stop::Budget { .. })) && !again {
+            self.out_of_time(name, title);
+        }
         outcome?;
         self.check_canaries()
     }
 
+    /// The budget was spent while a step was under way.
+    pub(super) fn out_of_time(&mut self, name: &'static str, title: &'static str) {
+        let step = step_mut(self.out, name, title);
+        if step.status == Status::Pass {
+            step.status = Status::NotTested;
+            step.cause = Some(Cause::Budget);
+            step.detail = Some(BUDGET.into());
+        }
+    }
+
     fn run_ops(&mut self, test: &Test, name: &'static str, title: &'static str, again: bool) -> Result<(), Stop> {
         for op in &test.ops {
-            if self.over() {
+            let too_long = match op {
+                Op::Wait(time) => self.rig.left().is_some_and(|left| left <= *time),
+                _ => self.rig.over(),
+            };
+            if too_long {
                 if !again {
-                    let step = step_mut(self.out, name, title);
-                    if step.status == Status::Pass {
-                        step.status = Status::NotTested;
-                        step.cause = Some(Cause::Budget);
-                        step.detail = Some("the time budget was spent before it was complete".into());
-                    }
+                    self.out_of_time(name, title);
                 }
-                return Ok(());
+                return if self.rig.over() { Err(Stop::Budget { busy: false }) } else { Ok(()) };
             }
             self.pass(name, *op)?;
             step_mut(self.out, name, title).passes += 1;
@@ -268,17 +265,40 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
         Ok(())
     }
 
-    /// Counts wrong words for a step and looks for the cause.
+    /// Counts wrong words for a step and looks for the cause, for which there is a little more time than the budget.
     fn failed(&mut self, name: &'static str, title: &'static str, op: Op, tally: &Tally) -> Result<(), Stop> {
+        let deadline = self.rig.deadline;
+        self.rig.deadline = deadline.map(|deadline| deadline.max(self.rig.driver.now()) + DIAGNOSIS);
+        let outcome = self.failed_in_time(name, title, op, tally);
+        self.rig.deadline = deadline;
+        outcome
+    }
+
+    fn failed_in_time(&mut self, name: &'static str, title: &'static str, op: Op, tally: &Tally) -> Result<(), Stop> {
         // Where so much is wrong it may be a kernel that does not run rather than the memory.
-        if tally.count() > MANY
-            && let Some(what) = self.kernel_fault()?
-        {
-            self.kernels_surprised(Cause::Kernels, what);
-            return Err(Stop::Broken);
-        }
         let before = self.out.findings.len();
-        let outcome = self.diagnose(name, op, tally);
+        let outcome = match if tally.count() > MANY { self.kernel_fault() } else { Ok(None) } {
+            Ok(Some(what)) => {
+                self.kernels_surprised(Cause::Kernels, what);
+                return Err(Stop::Broken);
+            }
+            Ok(None) => self.diagnose(name, op, tally),
+            Err(stop) => Err(stop),
+        };
+        if matches!(outcome, Err(Stop::Budget { .. })) && self.out.findings.len() == before {
+            // Wrong all the same.
+            let (address, expected, got) = tally.records().next().unwrap_or((tally.lowest(), 0, 0));
+            self.keep(name, None, address, expected, got, None);
+            self.out.findings.push(Finding {
+                cause: Cause::FlippedBit,
+                step: name,
+                text: format!("the word at {address:#x} was wrong, and the time budget was spent before more was known"),
+                addresses: vec![Hex(address)],
+                period: None,
+                call: None,
+                code: None,
+            });
+        }
         let cause = self.out.findings[before.min(self.out.findings.len())..].iter().map(|finding| finding.cause).min();
         let cause = cause.or_else(|| self.out.findings.iter().map(|finding| finding.cause).min());
         // What was written over the result may say any number.
@@ -367,7 +387,7 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
         }
         // Words that cannot hold what is written to them, or a kernel that does not do its work.
         if let Some((address, expected, got)) = self.slot_fault()? {
-            self.own_words_broken(KERNELS, address, expected, got);
+            self.own_words_broken(KERNELS, address, expected, got)?;
             return if self.rig.next_slot() { self.rig.reset() } else { Err(Stop::Broken) };
         }
         self.rig.reset()?;
@@ -425,11 +445,11 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
         // What is read to push a tile out lies in the other half.
         let halves = [self.blocks[..middle].to_vec(), self.blocks[middle..].to_vec()];
         for batch in tiles.chunks(TILES_A_LOOK) {
-            if self.over() {
+            if self.rig.over() {
                 if !again {
-                    not_tested(self.out, NAME, TITLE, Cause::Budget, "the time budget was spent before it was begun");
+                    self.out_of_time(NAME, TITLE);
                 }
-                return Ok(());
+                return Err(Stop::Budget { busy: false });
             }
             let mark = self.rig.plant_mark(self.probes)?;
             let milliseconds = self.rig.timed(|rig| {
@@ -494,7 +514,7 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
         let mut surprises = 0;
         loop {
             if let Some((address, expected, got)) = self.slot_fault()? {
-                self.own_words_broken(NAME, address, expected, got);
+                self.own_words_broken(NAME, address, expected, got)?;
                 if !self.rig.next_slot() {
                     return Err(Stop::Broken);
                 }
@@ -541,25 +561,41 @@ impl<'a, 'd, K: Kernels> Session<'a, 'd, K> {
         Ok(())
     }
 
-    /// Notes that a word of the test's own memory cannot hold what is written to it.
-    fn own_words_broken(&mut self, step: &'static str, address: u64, expected: u64, got: u64) {
-        self.word_broken(step, KERNELS_TITLE, " (the test's own)", address, expected, got);
+    /// Notes that a word of the test's own memory did not hold what was written to it.
+    fn own_words_broken(&mut self, step: &'static str, address: u64, expected: u64, got: u64) -> Result<(), Stop> {
+        self.word_broken(step, KERNELS_TITLE, " (the test's own)", address, expected, got)
     }
 
-    fn word_broken(&mut self, step: &'static str, title: &'static str, whose: &str, address: u64, expected: u64, got: u64) {
+    /// Notes that a word did not hold what was written to it. It holds something else afterwards. Kernels are not needed for it.
+    fn word_broken(
+        &mut self,
+        step: &'static str,
+        title: &'static str,
+        whose: &str,
+        address: u64,
+        expected: u64,
+        got: u64,
+    ) -> Result<(), Stop> {
         self.out.mismatch_count += 1;
         self.keep(step, None, address, expected, got, None);
+        let probed = self.probe_words(&[(address, 1)], false)?;
+        let (cause, how) = match probed.first() {
+            Some(probed) if probed.stuck() => (Cause::StuckBit, probed.text("")),
+            Some(probed) => (Cause::FlippedBit, probed.text("")),
+            None => (Cause::FlippedBit, "written again, it holds".to_owned()),
+        };
         self.out.findings.push(Finding {
-            cause: Cause::StuckBit,
+            cause,
             step,
-            text: format!("the word at {address:#x}{whose} reads {got:#018x} after {expected:#018x} was written"),
+            text: format!("the word at {address:#x}{whose} reads {got:#018x} after {expected:#018x} was written; {how}"),
             addresses: vec![Hex(address)],
             period: None,
             call: None,
             code: None,
         });
         let step = step_mut(self.out, step, title);
-        (step.status, step.cause) = (Status::Fail, Some(Cause::StuckBit));
+        (step.status, step.cause) = (Status::Fail, Some(cause));
+        Ok(())
     }
 
     /// The first word of the present slot that does not read as it was written by the host.

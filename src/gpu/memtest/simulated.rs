@@ -157,7 +157,24 @@ impl SimCard {
         if held > self.capacity {
             return refuse(format!("others would hold {}", human(held)), "`others` and `busy` together are at most the size of the card");
         }
+        let unit = self.unit();
+        for fault in &self.faults {
+            if let Fault::Alias(from, to, _) = fault
+                && from / unit == to / unit
+            {
+                return refuse(
+                    format!("{from:#x} and {to:#x} lie in one unit of memory ({}), which always answers for itself", human(unit)),
+                    "an alias is of two units; `granule=64KiB` makes them smaller",
+                );
+            }
+        }
         Ok(())
+    }
+
+    /// Bytes of the unit of memory: the last one that was asked for, else the simulated driver's.
+    fn unit(&self) -> u64 {
+        let asked = self.faults.iter().rev().find_map(|fault| if let Fault::Granule(bytes) = fault { Some(*bytes) } else { None });
+        asked.unwrap_or_else(|| SimConfig::new(self.capacity).granularity)
     }
 
     /// The card, with its faults. Addresses of faults are physical.
@@ -322,6 +339,14 @@ impl HealthSource for SimHealth {
         let somebody =
             |bytes, compute| GpuProcess { pid: SOMEBODY, name: Some("somebody".into()), bytes: Some(bytes), compute, own: false };
         let mut list: Vec<GpuProcess> = self.busy.map(|bytes| somebody(bytes, true)).into_iter().collect();
+        // The context is there as long as the card is.
+        list.extend(self.gpu.as_ref().map(|gpu| GpuProcess {
+            pid: std::process::id(),
+            name: None,
+            bytes: Some(gpu.usage().bytes),
+            compute: true,
+            own: true,
+        }));
         if self.taken > 0 {
             list.push(somebody(if self.moved() { self.taken } else { 0 }, false));
         }
@@ -347,6 +372,7 @@ mod tests {
         assert_eq!(same.faults[0], card.faults[0]);
         for (grammar, _) in FAULTS {
             let text = grammar
+                .replace("ADDRESS:ADDRESS", "4MiB:8MiB")
                 .replace("ADDRESS", "4MiB")
                 .replace("BIT", "5")
                 .replace("[:VALUE]", ":0")
@@ -374,6 +400,9 @@ mod tests {
             "64MiB,others=1TiB",
             "64MiB,others=40MiB,busy=40MiB",
             "64MiB,grab=65MiB",
+            "64MiB,alias=0:0",
+            "64MiB,alias=2MiB:0x3fffff",
+            "64MiB,granule=64KiB,alias=0x10000:0x1ffff",
             "64MiB,oom=1GiB",
             "64MiB,melted",
             "64MiB,code=cuX:1:2",
@@ -383,6 +412,7 @@ mod tests {
             let error = SimCard::parse(text).expect_err(text);
             assert_eq!(error.exit_code(), 2, "{text}: {error}");
         }
+        assert!(SimCard::parse("64MiB,alias=64KiB:128KiB,granule=64KiB").is_ok(), "two units");
         assert!(SimCard::parse("64MiB,melted").expect_err("no such fault").hints()[0].contains("stuck"));
         assert!(SimCard::parse("64MiB,stuck=1").expect_err("no bit").hints()[0].starts_with("stuck=ADDRESS:BIT"));
     }

@@ -319,7 +319,10 @@ fn summarise_device(snapshot: &Snapshot, device: u32, rounding: &Rounding, optio
     let mut notes = Vec::new();
     let impossible = history::impossible(snapshot, device);
     if impossible > 0 {
-        notes.push(format!("{impossible} segments or events have impossible sizes or addresses and are left out: the file is damaged"));
+        notes.push(match impossible {
+            1 => "1 segment or event has an impossible size or address and is left out: the file is damaged".to_owned(),
+            _ => format!("{impossible} segments or events have impossible sizes or addresses and are left out: the file is damaged"),
+        });
     }
     notes.extend(crate::gpu::trace::check::contradictions(snapshot, device));
     let trace = snapshot.trace(device);
@@ -430,7 +433,7 @@ fn timeline(
         .collect();
     if history.contradictions > 0 {
         notes.push(format!(
-            "the file is damaged: {} event{} contradict each other or the final state; the timeline follows the later one",
+            "the file is damaged: {} event{} at odds with others or with the final state; the timeline follows the later one",
             history.contradictions,
             plural(history.contradictions)
         ));

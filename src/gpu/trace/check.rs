@@ -22,13 +22,21 @@ pub fn possible(snapshot: &Snapshot, device: u32) -> Result<()> {
     let real = |address: u64, size: u64| size < ABSURD && address < TOP;
     for segment in snapshot.segments_of(device) {
         let at = segment.address;
-        if !real(at, segment.total_size) || !real(0, segment.allocated_size.max(segment.active_size).max(segment.requested_size)) {
+        if !real(at, segment.total_size) {
             return Err(refuse(format!("the segment at {at:#x} is said to have {} bytes", segment.total_size)));
+        }
+        let parts = [("allocated", segment.allocated_size), ("active", segment.active_size), ("requested", segment.requested_size)];
+        if let Some((what, bytes)) = parts.into_iter().find(|(_, bytes)| !real(0, *bytes)) {
+            return Err(refuse(format!("the segment at {at:#x} is said to have {bytes} {what} bytes")));
         }
         let mut sum = 0u64;
         for block in &segment.blocks {
-            if !real(block.address, block.size) || !real(0, block.requested_size) {
+            if !real(block.address, block.size) {
                 return Err(refuse(format!("the block at {:#x} of the segment at {at:#x} has {} bytes", block.address, block.size)));
+            }
+            if !real(0, block.requested_size) {
+                let (address, asked) = (block.address, block.requested_size);
+                return Err(refuse(format!("for the block at {address:#x} of the segment at {at:#x} {asked} bytes were asked")));
             }
             sum = sum.saturating_add(block.size);
         }
@@ -151,6 +159,14 @@ mod tests {
             "the segment at 0x1000 has 1024 bytes, and its blocks have 2048"
         );
         assert_eq!(told(&good.replace("\"total_size\": 2048,", "")), "the segment at 0x1000 has 0 bytes, and its blocks have 2048");
+        assert_eq!(
+            told(&good.replace("\"requested_size\": 1000", &format!("\"requested_size\": {}", u64::MAX))),
+            format!("for the block at 0x1000 of the segment at 0x1000 {} bytes were asked", u64::MAX)
+        );
+        assert_eq!(
+            told(&good.replace("\"active_size\": 1024", &format!("\"active_size\": {}", u64::MAX))),
+            format!("the segment at 0x1000 is said to have {} active bytes", u64::MAX)
+        );
         let huge = format!("\"total_size\": {}", u64::MAX);
         assert_eq!(told(&good.replace("\"total_size\": 2048", &huge)), format!("the segment at 0x1000 is said to have {} bytes", u64::MAX));
         let far =
