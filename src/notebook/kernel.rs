@@ -354,7 +354,7 @@ pub fn remove(name: &str, dirs: &DataDirs, prefix: Option<&Path>) -> Result<Vec<
     let (mine, others): (Vec<Kernel>, Vec<Kernel>) = all.into_iter().partition(|kernel| kernel.name == wanted);
     if mine.is_empty() {
         let folder = dirs.kernels(&Place::User).join(&wanted);
-        if check_name(&wanted).is_ok() && folder.exists() {
+        if check_name(&wanted).is_ok() && folder.join("kernel.json").exists() {
             return Err(Error::failure(format!("tare did not make the kernel `{name}`"))
                 .because(format!("`{}`", folder.display()))
                 .hint(format!("leave it to Jupyter: jupyter kernelspec remove {wanted}")));
