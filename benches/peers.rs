@@ -322,6 +322,11 @@ impl Drop for Server {
     }
 }
 
+/// ext4 passes over inodes that were freed in the last five seconds: creating files right after a removal would time that.
+fn settle() {
+    std::thread::sleep(Duration::from_secs(6));
+}
+
 fn remove(path: &Path) {
     if let Err(error) = std::fs::remove_dir_all(path) {
         assert!(error.kind() == std::io::ErrorKind::NotFound, "{}: {error}", path.display());
@@ -478,7 +483,10 @@ fn main() {
             row("`run true`", 21, tools, |tool| with(&["run"], &["true"], tool), |tool| with(&["run"], &["true"], tool));
         }
         if wants("create") {
-            let fresh = |tool: &Tool| remove(&prefix(tool));
+            let fresh = |tool: &Tool| {
+                remove(&prefix(tool));
+                settle();
+            };
             row(
                 "create, 300 packages, warm cache, not compiled",
                 5,
@@ -515,6 +523,7 @@ fn main() {
                 |tool| {
                     remove(&prefix(tool));
                     tool.run(&ours(&channel, &[&specs[..], &["--no-compile"]].concat(), tool));
+                    settle();
                     let mut args = strings(["install", "--no-compile", "--override-channels", "-c", &channel, "-p"]);
                     args.push(shown(&prefix(tool)));
                     args.push(newer[1].into());
@@ -523,6 +532,7 @@ fn main() {
                 |tool| {
                     remove(&prefix(tool));
                     tool.run(&theirs(&channel, &specs, tool));
+                    settle();
                     theirs(&channel, &newer, tool)
                 },
             );

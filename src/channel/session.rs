@@ -91,11 +91,12 @@ impl Session {
             Error::io("make the cache folder", &cache_dir, &error).hint("choose another place for the cache: TARE_CACHE_DIR=PATH")
         })?;
         let packages = cache_dir.join(rattler_cache::PACKAGE_CACHE_DIR);
-        let mut layers = vec![PackageCacheLayer::new(&packages).with_validation_mode(ValidationMode::Fast)];
+        // Whoever takes a package from the cache looks at its files himself, more closely (`install::fetch`).
+        let mut layers = vec![PackageCacheLayer::new(&packages).with_validation_mode(ValidationMode::Skip)];
         for folder in &settings.pkgs_dirs.value {
             // Layers that are not there contribute nothing; the writable one always comes first.
             if *folder != packages && folder.is_dir() {
-                layers.push(PackageCacheLayer::new(folder).with_validation_mode(ValidationMode::Fast));
+                layers.push(PackageCacheLayer::new(folder).with_validation_mode(ValidationMode::Skip));
             }
         }
         let package_cache = PackageCache::from_layers(layers, true);

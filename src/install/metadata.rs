@@ -168,18 +168,24 @@ pub(crate) fn prefix_record(record: &RepoDataRecord, mut paths: Vec<PathsEntry>,
 /// Writes the package records into `conda-meta` of `stage` and returns name and size of each, sorted.
 pub(crate) fn write_records(stage: &Path, records: &[PrefixRecord]) -> Result<Vec<(String, u64)>> {
     let folder = stage.join("conda-meta");
-    let mut written = records
-        .par_iter()
-        .map(|record| {
-            let name = record.file_name();
-            let path = folder.join(&name);
-            let mut text = serde_json::to_vec_pretty(record)
-                .map_err(|error| Error::failure(format!("cannot write the record of `{name}`")).because(error))?;
-            text.push(b'\n');
-            write_file(&path, &text)?;
-            Ok((name, text.len() as u64))
-        })
-        .collect::<Result<Vec<_>>>()?;
+    let mut written = Vec::with_capacity(records.len());
+    // Made on all cores, and written by one: files of one folder are created one after the other in any case.
+    for some in records.chunks(64) {
+        let texts: Vec<(String, Vec<u8>)> = some
+            .par_iter()
+            .map(|record| {
+                let name = record.file_name();
+                let mut text = serde_json::to_vec_pretty(record)
+                    .map_err(|error| Error::failure(format!("cannot write the record of `{name}`")).because(error))?;
+                text.push(b'\n');
+                Ok((name, text))
+            })
+            .collect::<Result<_>>()?;
+        for (name, text) in texts {
+            write_file(&folder.join(&name), &text)?;
+            written.push((name, text.len() as u64));
+        }
+    }
     written.sort();
     Ok(written)
 }
