@@ -342,13 +342,24 @@ fn pairs<'a>(
     wanted: Option<&str>,
     report: &mut Report,
 ) -> Result<Vec<Pair<'a>>> {
+    let vague = |name: &str| matches!(name, "any" | "unknown" | "noarch");
+    let vague_one =
+        |platforms: &'a BTreeMap<String, Inventory>| platforms.iter().next().filter(|(name, _)| platforms.len() == 1 && vague(name));
     if let (Some((name_a, only_a)), Some((name_b, only_b))) = (before.iter().next(), after.iter().next())
         && before.len() == 1
         && after.len() == 1
     {
-        let vague = |name: &str| matches!(name, "any" | "unknown" | "noarch");
         if name_a == name_b || vague(name_a) || vague(name_b) {
             return Ok(vec![(if vague(name_a) { name_b.clone() } else { name_a.clone() }, Some(only_a), Some(only_b))]);
+        }
+    }
+    if let Some(wanted) = wanted {
+        // What is for no platform in particular is for this one too.
+        match (before.get(wanted), vague_one(before), after.get(wanted), vague_one(after)) {
+            (Some(old), _, None, Some((_, new))) | (None, Some((_, old)), Some(new), _) => {
+                return Ok(vec![(wanted.to_owned(), Some(old), Some(new))]);
+            }
+            _ => {}
         }
     }
     let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
@@ -366,11 +377,16 @@ fn pairs<'a>(
     if pairs.is_empty() {
         let list =
             |platforms: &BTreeMap<String, Inventory>| platforms.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-        return Err(Error::new(Kind::Drift, format!("`{}` and `{}` are not for the same platform", a.label, b.label)).because(format!(
+        let error = Error::new(Kind::Drift, format!("`{}` and `{}` are not for the same platform", a.label, b.label)).because(format!(
             "{} and {}",
             list(before),
             list(after)
-        )));
+        ));
+        let one = [before, after].into_iter().filter(|platforms| platforms.len() > 1).find_map(|platforms| platforms.keys().next());
+        return Err(match one.filter(|_| wanted.is_none() && (vague_one(before).is_some() || vague_one(after).is_some())) {
+            Some(one) => error.hint(format!("to compare one of them: --platform {one}")),
+            None => error,
+        });
     }
     Ok(pairs)
 }

@@ -130,7 +130,7 @@ fn locks_convert_and_read_back_to_the_same_packages() {
     };
     use crate::export::{Format, Options, export, export_file};
     let folder = tempfile::tempdir().unwrap();
-    let (mut same, mut platforms, mut refused) = (0, 0, BTreeMap::<String, usize>::new());
+    let (mut same, mut platforms, mut explicit, mut refused) = (0, 0, 0, BTreeMap::<String, usize>::new());
     let mut files: Vec<PathBuf> = std::fs::read_dir(shared.join("locks")).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     for file in &files {
@@ -192,19 +192,18 @@ fn locks_convert_and_read_back_to_the_same_packages() {
                         let path = folder.path().join("pylock.toml");
                         std::fs::write(&path, exported.text).unwrap();
                         let again = Side::of_file("pylock.toml", &path, platform.subdir).unwrap_or_else(|error| panic!("{label}: {error}"));
-                        let one = Side {
-                            notes: Vec::new(),
-                            label: "lock".into(),
-                            content: Content::Resolved {
-                                platforms: [(platform.name.clone(), inventory(&subject))].into(),
-                                variables: None,
-                                one: false,
-                                only_pypi: false,
-                            },
-                        };
-                        let report = compare(&one, &again, None).unwrap();
+                        let report = compare(&before, &again, Some(&platform.name)).unwrap();
                         let lost: Vec<_> = report.differences.iter().filter(|difference| difference.change != Change::Changed).collect();
                         assert!(lost.is_empty(), "{label} {}: {lost:?}", platform.name);
+                    }
+                    Ok(exported) if format == Format::Explicit => {
+                        let path = folder.path().join("explicit.txt");
+                        std::fs::write(&path, exported.text).unwrap();
+                        let again =
+                            Side::of_file("explicit.txt", &path, platform.subdir).unwrap_or_else(|error| panic!("{label}: {error}"));
+                        let report = compare(&before, &again, Some(&platform.name)).unwrap();
+                        assert!(report.equal, "{label} {}: {}", platform.name, report.text());
+                        explicit += 1;
                     }
                     Ok(exported) => assert!(!exported.text.is_empty()),
                     Err(error) => assert!(format!("{error}").contains('`') || format!("{error}").contains("Linux"), "{label}: {error}"),
@@ -213,6 +212,6 @@ fn locks_convert_and_read_back_to_the_same_packages() {
             platforms += 1;
         }
     }
-    println!("{} locks, {platforms} platforms; {same} conversions read back equal; {refused:?}", files.len());
-    assert!(same > files.len());
+    println!("{} locks, {platforms} platforms; {same} conversions and {explicit} explicit lists read back equal; {refused:?}", files.len());
+    assert!(same > files.len() && explicit > 0);
 }
