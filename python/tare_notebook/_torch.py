@@ -102,7 +102,7 @@ def seen(tensor: Any) -> Optional[Seen]:
             device = str(part(tensor, "device"))
             if device.startswith("meta"):
                 return None
-            storage = (part(tensor, "untyped_storage") or part(tensor, "storage"))()
+            storage = part(tensor, "untyped_storage" if hasattr(module().Tensor, "untyped_storage") else "storage")()
             nbytes = storage.nbytes()
             pointer = storage.data_ptr()
     except KeyboardInterrupt:
