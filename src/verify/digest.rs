@@ -155,7 +155,7 @@ impl Context<'_> {
         let read = || crate::files::read(full, crate::files::MOST).map_err(|error| Error::io("read", full, &error));
         if !self.relocatable {
             return Ok(match path.to_str().and_then(|text| text.strip_prefix("conda-meta/")) {
-                Some("tare/environment.json") if !self.from_host.is_empty() => Some(self.notes_without_cache(&read()?)),
+                Some("tare/environment.json") => Some(self.notes_without_cache(&read()?)),
                 Some(name) if self.from_host.contains(name) => Some(record_without_cache(&read()?)),
                 _ => None,
             });
@@ -249,6 +249,7 @@ impl Context<'_> {
 
     fn notes(&self, bytes: &[u8]) -> Vec<u8> {
         let Ok(mut notes) = serde_json::from_slice::<Value>(bytes) else { return bytes.to_vec() };
+        forget_the_way(&mut notes);
         notes["prefix"] = json!(PLACEHOLDER);
         // The sizes of records, which hold sizes of files.
         if let Some(records) = notes["records"].as_array_mut() {
@@ -259,9 +260,10 @@ impl Context<'_> {
         replace(notes.to_string().as_bytes(), self.made_for.as_bytes(), PLACEHOLDER.as_bytes())
     }
 
-    /// tare's notes without the sizes of records that name the cache.
+    /// tare's notes without the way here and without the sizes of records that name the cache.
     fn notes_without_cache(&self, bytes: &[u8]) -> Vec<u8> {
         let Ok(mut notes) = serde_json::from_slice::<Value>(bytes) else { return bytes.to_vec() };
+        forget_the_way(&mut notes);
         for record in notes["records"].as_array_mut().into_iter().flatten() {
             if record[0].as_str().is_some_and(|name| self.from_host.contains(name)) {
                 *record = record[0].take();
@@ -280,6 +282,15 @@ impl Context<'_> {
             _ => format!("{line}\n"),
         };
         text.lines().map(line).collect()
+    }
+}
+
+/// Takes out of tare's notes by which file and which steps the environment came about: what is in it is the same.
+fn forget_the_way(notes: &mut Value) {
+    if let Some(metadata) = notes["metadata"].as_object_mut() {
+        for key in ["input_digest", "input_parts", "sources", "nodefaults"] {
+            metadata.remove(key);
+        }
     }
 }
 
