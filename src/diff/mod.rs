@@ -348,10 +348,9 @@ fn pairs<'a>(
     if let (Some((name_a, only_a)), Some((name_b, only_b))) = (before.iter().next(), after.iter().next())
         && before.len() == 1
         && after.len() == 1
+        && (name_a == name_b || vague(name_a) || vague(name_b))
     {
-        if name_a == name_b || vague(name_a) || vague(name_b) {
-            return Ok(vec![(if vague(name_a) { name_b.clone() } else { name_a.clone() }, Some(only_a), Some(only_b))]);
-        }
+        return Ok(vec![(if vague(name_a) { name_b.clone() } else { name_a.clone() }, Some(only_a), Some(only_b))]);
     }
     if let Some(wanted) = wanted {
         // What is for no platform in particular is for this one too.
